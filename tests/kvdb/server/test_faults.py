@@ -1,5 +1,7 @@
 """Faults of the network and of clocks: calls end with a status, others go on, and sessions and blocks are all accounted for."""
 
+import subprocess
+import sys
 import time
 from contextlib import nullcontext
 
@@ -38,7 +40,7 @@ def soon(monkeypatch):
 
 @pytest.fixture
 def server(soon, serve):
-    return serve(session_idle_seconds=0.4)
+    return serve(session_idle_seconds=0.8)
 
 
 @pytest.fixture
@@ -111,33 +113,72 @@ def test_a_clock_that_jumps_ends_no_session(serve, spec, jump, monkeypatch):
         assert session.stats().queries == 2
 
 
-def test_a_client_goes_on_with_a_server_that_came_back_with_its_store(tmp_path, spec, make_kv):
+@pytest.mark.parametrize("local_socket", ["", "auto"], ids=["grpc", "shared memory"])
+def test_a_client_goes_on_with_a_server_that_came_back_with_its_store(tmp_path, spec, make_kv, local_socket):
     kv = make_kv(spec, 300)
     config = Config(storage=StorageConfig(arena_bytes=1 << 20, path=str(tmp_path / "store")))
     port = 0
     with Database(config) as engine:
-        first = Server(engine, ServerConfig(port=0, local_socket=""))
+        first = Server(engine, ServerConfig(port=0, local_socket=local_socket))
         first.start()
         port = port_of(first)
         db = kvdb.connect(first.target)
         db.import_context(spec, kv.tokens, kv.pairs(), name="doc", durability="durable")
         session = db.create_session(spec, kv.tokens)
+        session.attend(0, ones(4), ones(2), ones(2))
         first.stop(grace=0)
     with pytest.raises(errors.Unavailable):
         session.stats()
     with Database(config) as engine:
-        second = Server(engine, ServerConfig(port=port, local_socket=""))
+        second = Server(engine, ServerConfig(port=port, local_socket=local_socket))
         second.start()
         try:
             until(lambda: finds(db), "the client does not find the server that came back")
             with db.create_session(spec, kv.tokens) as again:
                 assert again.reused == len(kv.tokens)
+                again.attend(0, ones(4), ones(2), ones(2))
+                assert bool(second._local._lanes) is bool(local_socket)
             for layer, pair in enumerate(kv.pairs()):
                 np.testing.assert_array_equal(db.get("doc").read(layer)[0], pair[0])
             engine.check_integrity()
         finally:
             db.close()
             second.stop(grace=0)
+
+
+KILLED = """
+import sys, numpy as np, kvdb
+target, doing = sys.argv[1:]
+db = kvdb.connect(target)
+context = db.get("doc")
+session = db.create_session(context.spec, context.token_ids())
+q, k = np.ones((4, 1, 16), np.float32), np.ones((2, 1, 16), np.float32)
+if doing == "decode":
+    db._transport._connection.lanes.close()
+while True:
+    context.read([0, 1]) if doing == "read" else session.attend(0, q, k, k)
+    print("on", flush=True)
+"""
+
+
+def test_clients_that_are_killed_leave_nothing(serve, engine, spec, make_kv, blocks_used):
+    server, kv = serve(session_idle_seconds=0.4, local_socket="auto"), make_kv(spec, 2000)
+    with kvdb.connect(server.target) as db:
+        db.import_context(spec, kv.tokens, kv.pairs(), name="doc")
+        before = blocks_used()
+        running = [
+            subprocess.Popen([sys.executable, "-c", KILLED, server.target, doing], stdout=subprocess.PIPE)
+            for doing in ("decode", "shared", "read")
+        ]
+        for one in running:
+            assert one.stdout.readline() == b"on\n"
+        for one in running:
+            one.kill()
+            one.communicate()
+        until(lambda: not engine.count_sessions() and blocks_used() == before, "sessions of clients that were killed are left")
+        until(lambda: not server._streams._open and sum(lane.alive for lane in server._local._lanes) <= 1, "regions are left")
+        engine.check_integrity()
+        np.testing.assert_array_equal(db.get("doc").read(0)[0], kv.pairs()[0][0])
 
 
 def finds(db):
