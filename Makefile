@@ -183,8 +183,8 @@ fuzz-shared-memory: $(VENV)/ready ## whatever records and bytes in memory that a
 	@$(BIN)/python -m tests.fuzz.shared_memory --seconds $(or $(SECONDS_MAX),30) $(if $(SEED),--seed $(SEED))
 
 .PHONY: fuzz-service
-fuzz-service: $(VENV)/ready ## whatever messages to every call of a server of two tenants; SECONDS_MAX=30, SEED of an earlier run
-	@$(BIN)/python -m tests.fuzz.service --seconds $(or $(SECONDS_MAX),30) $(if $(SEED),--seed $(SEED))
+fuzz-service: $(VENV)/ready ## whatever messages to every call of a server of two tenants; SECONDS_MAX=30, SEED of an earlier run, HOW="--admin --store"
+	@$(BIN)/python -m tests.fuzz.service --seconds $(or $(SECONDS_MAX),30) $(if $(SEED),--seed $(SEED)) $(HOW)
 
 # What pip installs elsewhere: kvdb for this Python, and the demo's models. Repaired, a wheel says which Linux it runs on.
 .PHONY: wheel

@@ -19,6 +19,12 @@ def test_whatever_comes_in_every_call_ends_with_a_status_and_nothing_leaks(tmp_p
         assert run.codes["INVALID_ARGUMENT"] > CALLS // 20
 
 
+def test_an_admin_and_a_store_end_as_well(tmp_path):
+    with fuzzed(tmp_path, seed=2, admin=True, store=True) as run:
+        run.run(CALLS // 2, seconds=60)
+        assert run.codes["OK"] > CALLS // 40
+
+
 def test_a_leak_would_be_found(tmp_path, monkeypatch):
     """With one tenant's credential taken for another's, the fuzzer sees what is not its own."""
     with fuzzed(tmp_path, seed=1) as run:
