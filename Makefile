@@ -243,9 +243,9 @@ modules := $(shell find $(PACKAGES) -name '*.py' -o -name '*.pyi' | LC_ALL=C sor
 $(VENV)/modules: FORCE | $(VENV)/tools
 	@echo "$(modules)" | cmp -s - $@ || echo "$(modules)" > $@
 
-$(VENV)/demo: EXTRAS := server aio transformers
+$(VENV)/demo: EXTRAS := server transformers
 $(VENV)/demo: PURPOSE := for the demo
-$(VENV)/ready: EXTRAS := server transformers rag gpu hnsw plots tracing dev
+$(VENV)/ready: EXTRAS := server aio transformers rag gpu hnsw plots tracing dev
 $(VENV)/ready: PURPOSE := for tests and checks
 $(VENV)/demo $(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
 	@compiler="$${CXX:-c++}"; command -v $${compiler%% *} >/dev/null || \
