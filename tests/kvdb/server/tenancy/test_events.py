@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import indexes.registry as registry
 import kvdb
 from kvdb import errors
 from kvdb.config import Config, IndexConfig, OptimizerConfig, ServerConfig, StorageConfig
@@ -89,6 +90,12 @@ def build(db, spec, make_kv):
     db.offload("doc")
 
 
+def misbuild(db, spec, make_kv):
+    stored(db, make_kv, spec, "doc")
+    with broken(registry.KINDS["flat"], "build"), pytest.raises(errors.InternalError):
+        db.build_index("doc", "flat")
+
+
 def overdo(db, spec, _make_kv):
     sessions = []
     with pytest.raises(errors.QuotaExceeded):
@@ -113,6 +120,7 @@ def knock(db, _spec, _make_kv):
         (expire, {Kind.EXPIRED}),
         (crowd, {Kind.EVICTED, Kind.OFFLOADED}),
         (build, {Kind.INDEX_BUILT, Kind.OFFLOADED}),
+        (misbuild, {Kind.INDEX_FAILED}),
         (overdo, {Kind.QUOTA, Kind.REFUSED}),
         (fail, {Kind.FAILED}),
         (knock, {Kind.REFUSED}),
@@ -178,6 +186,7 @@ def measured(server):
         ),
         (expire, [("kvdb_evictions_total", "context_expired")]),
         (build, [("kvdb_index_builds_total", "built"), ("kvdb_tier_used_bytes", "disk")]),
+        (misbuild, [("kvdb_index_builds_total", "failed")]),
         (overdo, [("kvdb_quota_rejections_total", "acme", "sessions_max")]),
         (search, [("kvdb_missed_mass_total",), ("kvdb_missed_mass_bound_total",), ("kvdb_attend_stage_seconds_total", "search")]),
         (bring_back, [("kvdb_prompt_tokens_total", "disk")]),
