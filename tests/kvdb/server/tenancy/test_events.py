@@ -42,9 +42,9 @@ def served(tmp_path, spec):
     told, path = [], tmp_path / "tokens.json"
     token = new_token(path, "acme")
     with Database(config) as engine:
-        engine.events.add(told.append)
-        server = Server(engine, ServerConfig(port=0, tokens_file=str(path)))
         engine.events.add(EventLog())
+        engine.events.add(told.append)  # behind the log, so that what was told was written too
+        server = Server(engine, ServerConfig(port=0, tokens_file=str(path)))
         server.start()
         try:
             with kvdb.connect(server.target, token=token) as db:
