@@ -22,7 +22,7 @@ def frame(before: Samples, now: Samples, seconds: float, latencies: Sequence[flo
     sessions, contexts = now.sum("kvdb_sessions_open"), now.sum("kvdb_contexts")
     p50, p99 = (_time(quantile(before, now, share)) for share in (0.5, 0.99))
     lines = [
-        f"kvdb {version}, up {_duration(up)}: {sessions:,.0f} sessions, {contexts:,.0f} contexts",
+        f"kvdb {version}, up {_duration(up)}: {_several(sessions, 'session')}, {_several(contexts, 'context')}",
         f"{sum(attends.values()):,.0f} attends/s, {retrieved / tokens if tokens else 1:.1%} of their tokens retrieved",
         "",
         *_tiers(now, marks),
@@ -105,3 +105,7 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _several(number: float, what: str) -> str:
+    return f"{number:,.0f} {what}" + ("" if number == 1 else "s")

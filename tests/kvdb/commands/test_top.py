@@ -1,17 +1,20 @@
 """`kvdb top`: a frame says what the server's metrics say."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 import kvdb
+import kvdb.commands.metrics_text as metrics_text
 from kvdb.__main__ import main
 from kvdb.commands.metrics_text import Samples, read
+from kvdb.commands.top import over
 from kvdb.commands.top_frame import ASCII, BLOCKS, frame, mean_step, quantile, sparkline
 from kvdb.config import Config, MetricsConfig, ServerConfig, StorageConfig
 from kvdb.database import Database
-from kvdb.errors import InvalidArgument, Unauthenticated
+from kvdb.errors import InvalidArgument, Unauthenticated, Unavailable
 from kvdb.server.http.opening import open_http
 from kvdb.server.metrics.page import metrics_route
 from kvdb.server.serve import Server
@@ -45,7 +48,7 @@ def test_a_frame_shows_sessions_tiers_plans_and_latency(watched, capsys, monkeyp
     assert main(["top", "--url", watched, "--once"]) == 0
     text = capsys.readouterr().out
     assert f"kvdb {kvdb.__version__}, up" in text
-    assert "1 sessions, 1 contexts" in text
+    assert "1 session, 1 context\n" in text
     assert "% of 16 MiB" in text
     assert "100.0% of their tokens retrieved" in text
     assert "attend " in text
@@ -95,3 +98,28 @@ def test_what_is_no_metric_is_refused():
 def test_a_sparkline_goes_from_nothing_to_the_largest(marks):
     assert sparkline([0, 1, 8], marks) == marks[0] + marks[1] + marks[-1]
     assert sparkline([0, 0], marks) == 2 * marks[0]
+
+
+def test_a_server_that_is_away_and_begins_anew_is_looked_at_further(monkeypatch, capsys):
+    def sample(started, attends):
+        return Samples.parse(f'kvdb_start_time_seconds {started}\nkvdb_attends_total{{rule="exact"}} {attends}\n')
+
+    looks = iter((sample(100, 70), Unavailable("it is away"), sample(200, 2), KeyboardInterrupt()))
+
+    def read(*_):
+        found = next(looks)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(metrics_text, "read", read)
+    assert main(["top", "--interval", "0.05"]) == 130
+    first, away, shown_again, anew = re.split(r"^(?=kvdb \?, up|http:)", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+    assert "does not answer; this was before" in away
+    assert shown_again == first
+    assert "-" not in re.search("plans: (.*)", anew).group(1)
+
+
+def test_a_frame_is_written_over_the_last_one_and_cut_to_the_terminal():
+    screen = over("0123456789\nab\nlast", 4, 3)
+    assert screen == "\x1b[H0123\x1b[K\nab\x1b[K\x1b[J"
