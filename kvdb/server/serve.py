@@ -7,7 +7,7 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from threading import Event, Timer
 from typing import NamedTuple
 
@@ -93,9 +93,9 @@ class Server:
         self._measured = CallMetrics(self.registry)
         self._streams = Streams(config.workers, config.stream_idle_seconds)
         self._turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX, self._measured.waited)
-        self._admission = Admission(
-            config.requests_max, config.queue_max, self._measured.waited, database.config.quotas.requests_max, database.events
-        )
+        self._tracing = open_tracing(config.traces)
+        of_tenant = cache(lambda tenant: database.config.quotas.of(tenant).requests_max)
+        self._admission = Admission(config.requests_max, config.queue_max, self._waited, of_tenant, database.events)
         self._events = database.events
         self.credentials = Credentials(config)
         """Whom it lets in."""
@@ -108,7 +108,6 @@ class Server:
         door = Door(self.credentials.asks, lambda token: self._tenants.service(self.credentials.of_token(token)).shared)
         # Certificates cannot be asked for there.
         self._local = SharedMemoryListener("" if config.tls_client_ca else config.local_socket, door)
-        self._tracing = open_tracing(config.traces)
         self._seen = CallsSeen(self._measured, database.events, self._tracing, self._tenant_of)
         self._doorkeeper = Watch(REVOKED_SECONDS, [self._end_refused] if self.credentials.asks else [])
         self._server = grpc.server(
@@ -169,11 +168,17 @@ class Server:
 
     def _open_service(self, database: AnyDatabase, sessions: Sessions, tenant: str) -> "TenantCalls":
         step = self._measured.stepped
+        queries = self._tracing.together(database)
         service = KvdbService(database, sessions, self._streams, self._turns, self._inflight, self._config, step)
-        service.admission = self._admission
+        service.admission, service.queries = self._admission, queries
         service.offer_memory(self._local.path, self._local.identity)
-        shared = SharedEngine(database, sessions, self._turns, self._admission, step, self._seen.failed, tenant)
+        shared = SharedEngine(database, sessions, self._turns, self._admission, step, self._seen.failed, queries, tenant)
         return TenantCalls(service, shared)
+
+    def _waited(self, seconds: float) -> None:
+        """The call of this thread has waited for the engine."""
+        self._measured.waited(seconds)
+        self._tracing.waited(seconds)
 
     def _tenant_of(self, context: grpc.ServicerContext) -> str:
         with suppress(Unauthenticated):

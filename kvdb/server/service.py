@@ -34,6 +34,7 @@ from kvdb.server.session_registry import Sessions
 from kvdb.server.store_calls import StoreCalls
 from kvdb.server.streams import OpenStream, Streams
 from kvdb.server.tenancy.tenants import AnyDatabase
+from kvdb.server.tracing import Together
 from kvdb.server.turns import Turn, Turns
 from kvdb.session.state import SessionState
 from kvdb.version import __version__
@@ -64,6 +65,7 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
         self._inflight = inflight
         self._stepped = stepped
         self.admission = Admission(config.requests_max, config.queue_max)
+        self.queries: Together = database
         self._incoming = partial(Incoming, inflight, nbytes_max=config.request_bytes_max)
         self._greeting = pb.HelloReply(
             version=__version__,
@@ -132,13 +134,13 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
         q, k, v = (codec.from_array(array) for array in (request.q, request.k, request.v))
         options, starts = to_query_options(request), list(request.starts) or None
         with self._sessions.borrow_all(request.session_ids) as sessions:
-            out = self._database.attend_together(sessions, request.layer, q, k, v, options, starts)
+            out = self.queries.attend_together(sessions, request.layer, q, k, v, options, starts)
         return pb.AttentionReply(out=codec.to_array(out))
 
     def attention_together(self, request: pb.AttentionTogetherRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
         q, options = codec.from_array(request.q), to_query_options(request)
         with self._sessions.borrow_all(request.session_ids) as sessions:
-            return pb.AttentionReply(out=codec.to_array(self._database.attention_together(sessions, request.layer, q, options)))
+            return pb.AttentionReply(out=codec.to_array(self.queries.attention_together(sessions, request.layer, q, options)))
 
     def decode(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[pb.DecodeReply]:
         with self._streams.opened(context) as stream, closing(self._incoming(stream.client)) as incoming:

@@ -1,19 +1,39 @@
 """Spans of calls for OpenTelemetry, by its API alone: who configures its SDK, as `opentelemetry-instrument kvdb serve` does, says
 where they go."""
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import time_ns
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 
 from kvdb.errors import KvdbError, Unsupported
 from kvdb.events import origin
+from kvdb.session.batch import Starts
 from kvdb.session.state import SessionState
+from kvdb.types import Array
+from query_optimizer.query_options import QueryOptions
 
 QUERIES = ("attention", "attend")
 """The calls of a session that are spans."""
+
+
+class Together(Protocol):
+    """What answers queries of several sessions in one call; see `kvdb.database.Database`."""
+
+    def attend_together(
+        self,
+        sessions: Sequence[object],
+        layer: int,
+        q: Array,
+        k: Array,
+        v: Array,
+        options: QueryOptions,
+        starts: Starts = None,
+    ) -> Array: ...
+
+    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array: ...
 
 
 class Traced(Protocol):
@@ -40,6 +60,14 @@ class Tracing(Protocol):
         """A session was opened, whose queries are spans from now on."""
         ...
 
+    def together(self, queries: Together) -> Together:
+        """The same, whose queries are spans."""
+        ...
+
+    def waited(self, seconds: float) -> None:
+        """The call of this thread has just waited so long for the engine."""
+        ...
+
 
 class _Untraced:
     def current(self) -> AbstractContextManager[object]:
@@ -59,6 +87,12 @@ class NoTracing:
         return _UNTRACED
 
     def opened(self, _session: SessionState) -> None:
+        pass
+
+    def together(self, queries: Together) -> Together:
+        return queries
+
+    def waited(self, _seconds: float) -> None:
         pass
 
 
@@ -106,19 +140,33 @@ class OpenTelemetryTracing:
         for name in QUERIES:
             setattr(session, name, self._traced(name, session, getattr(session, name)))
 
+    def together(self, queries: Together) -> Together:
+        return TracedTogether(queries, self.query)
+
+    def waited(self, seconds: float) -> None:
+        ended = time_ns()
+        told = {"kvdb.request_id": origin().request}
+        self._tracer.start_span("kvdb.queue", attributes=told, start_time=ended - round(seconds * 1e9)).end(ended)
+
+    @contextmanager
+    def query(self, name: str, layer: int, sessions: Sequence[SessionState]) -> Iterator[None]:
+        """For `with`: the body asks these sessions, which is a span, above one for each stage."""
+        told: dict[str, Any] = {"kvdb.layer": layer, "kvdb.sessions": len(sessions), "kvdb.request_id": origin().request}
+        before, begun = _stage_seconds(sessions), time_ns()
+        span = self._tracer.start_span(f"kvdb.{name}", attributes=told, start_time=begun)
+        try:
+            yield
+        except KvdbError as error:
+            span.set_status(self._trace.StatusCode.ERROR, str(error))
+            raise
+        finally:
+            self._stages(span, begun, before, _stage_seconds(sessions))
+            span.end()
+
     def _traced(self, name: str, session: SessionState, query: Callable[..., Any]) -> Callable[..., Any]:
         def traced(layer: int, *given: Any) -> Any:
-            told: dict[str, Any] = {"kvdb.layer": layer, "kvdb.request_id": origin().request}
-            before, begun = session.stage_seconds(), time_ns()
-            span = self._tracer.start_span(f"kvdb.{name}", attributes=told, start_time=begun)
-            try:
+            with self.query(name, layer, (session,)):
                 return query(layer, *given)
-            except KvdbError as error:
-                span.set_status(self._trace.StatusCode.ERROR, str(error))
-                raise
-            finally:
-                self._stages(span, begun, before, session.stage_seconds())
-                span.end()
 
         return traced
 
@@ -129,6 +177,27 @@ class OpenTelemetryTracing:
             if (took := round((seconds - before[stage]) * 1e9)) > 0:
                 self._tracer.start_span(f"kvdb.stage.{stage}", below, start_time=begun).end(begun + took)
                 begun += took
+
+
+class TracedTogether(NamedTuple):
+    """Queries of several sessions, in `query`, which is for `with`."""
+
+    queries: Together
+    query: Callable[[str, int, Sequence[Any]], AbstractContextManager[None]]
+
+    def attend_together(self, sessions: Sequence[object], layer: int, *given: Any) -> Array:
+        with self.query("attend_together", layer, sessions):
+            return self.queries.attend_together(sessions, layer, *given)
+
+    def attention_together(self, sessions: Sequence[object], layer: int, *given: Any) -> Array:
+        with self.query("attention_together", layer, sessions):
+            return self.queries.attention_together(sessions, layer, *given)
+
+
+def _stage_seconds(sessions: Sequence[SessionState]) -> dict[str, float]:
+    """The seconds of all of them so far by stage."""
+    each = [session.stage_seconds() for session in sessions]
+    return {stage: sum(seconds[stage] for seconds in each) for stage in each[0]} if each else {}
 
 
 def open_tracing(wanted: bool) -> Tracing:  # it is a setting

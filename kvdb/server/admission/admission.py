@@ -16,9 +16,9 @@ LOOK_SECONDS = 0.05
 class Admission:
     """The calls that use the engine, and those that wait for it. Thread-safe.
 
-    requests_max: how many are under way at a time. tenant_max: how many of one tenant may be under way or wait, 0 for no limit.
-    queue_max: how many more may wait. waited: told of each call that waits how many seconds it did. events: told of those that
-    `tenant_max` refuses.
+    requests_max: how many are under way at a time. tenant_max: says how many of a tenant may be under way or wait, 0 for
+    no limit. queue_max: how many more may wait. waited: told of each call that waits how many seconds it did. events: told of
+    those that `tenant_max` refuses.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Admission:
         requests_max: int,
         queue_max: int,
         waited: Callable[[float], None] = lambda _seconds: None,
-        tenant_max: int = 0,
+        tenant_max: Callable[[str], int] = lambda _tenant: 0,
         events: Events | None = None,
     ) -> None:
         self._tenant_max = tenant_max
@@ -59,9 +59,10 @@ class Admission:
         """
         with self._lock:
             if self._over(work):
-                self._events.tell(Kind.QUOTA, quota="requests_max", used=self._tenant_max, asked=1, most=self._tenant_max)
+                most = self._tenant_max(work.tenant)
+                self._events.tell(Kind.QUOTA, quota="requests_max", used=most, asked=1, most=most)
                 raise QuotaExceeded(
-                    f"tenant {work.tenant} has {self._tenant_max} calls under way or waiting, as many as quotas.requests_max "
+                    f"tenant {work.tenant} has {most} calls under way or waiting, as many as quotas.requests_max "
                     "lets; wait for answers before more is asked"
                 )
             if self._begins(work):
@@ -117,8 +118,8 @@ class Admission:
             self._go_on()
 
     def _over(self, work: Work) -> bool:
-        limited = self._tenant_max and work.tenant and not self._closed
-        return bool(limited) and self._queue.of_tenant(work.tenant) >= self._tenant_max
+        most = self._tenant_max(work.tenant) if work.tenant and not self._closed else 0
+        return bool(most) and self._queue.of_tenant(work.tenant) >= most
 
     def _begins(self, work: Work) -> bool:
         if self._over(work):

@@ -55,6 +55,7 @@ class SharedCalls:
 
     def __init__(self, engine: SharedEngine, region: SharedRegion, generation: int) -> None:
         self._database, self._sessions, self._turns, self._admission, self._stepped, *_ = engine
+        self._queries = engine.queries
         self._engine = engine
         self._region = region
         self.native = _native.SharedCalls(region.ring, generation)
@@ -153,9 +154,9 @@ class SharedCalls:
         shape = request.tokens, spec.head_dim
         q = self._region.view(request.q, (count, spec.q_heads, *shape), spec.numpy_dtype)
         if request.kind == Kind.ATTENTION_TOGETHER:
-            return self._database.attention_together(sessions, head.layer, q, head.options)
+            return self._queries.attention_together(sessions, head.layer, q, head.options)
         k, v = (self._region.view(at, (count, spec.kv_heads, *shape), spec.numpy_dtype) for at in (request.k, request.v))
-        return self._database.attend_together(sessions, head.layer, q, k, v, head.options, head.starts)
+        return self._queries.attend_together(sessions, head.layer, q, k, v, head.options, head.starts)
 
     def _update_several(self, request: SharedRequest) -> int:
         head = self._head(request)

@@ -8,13 +8,14 @@ from kvdb.events import Origin
 from kvdb.server.admission.admission import Admission
 from kvdb.server.session_registry import Sessions
 from kvdb.server.tenancy.tenants import AnyDatabase
+from kvdb.server.tracing import Together
 from kvdb.server.turns import Turn, Turns
 from query_optimizer.query_options import QueryOptions
 
 
 class SharedEngine(NamedTuple):
     """What the calls of one tenant's clients go to. stepped: told of each call on sessions which one it was, and the seconds that
-    it took. failed: told of each that failed which one it was, and whose."""
+    it took. failed: told of each that failed which one it was, and whose. queries: what answers those of several sessions."""
 
     database: AnyDatabase
     sessions: Sessions
@@ -22,6 +23,7 @@ class SharedEngine(NamedTuple):
     admission: Admission
     stepped: Callable[[str, float], None]
     failed: Callable[[str, Origin, KvdbError], None]
+    queries: Together
     tenant: str = ""
 
 
