@@ -1,7 +1,11 @@
 """Arguments that several commands take: a server, a context, a kind of index, a retrieval."""
 
 import argparse
+import math
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic, sleep
+from typing import TypeVar
 
 import kvdb.config as configuration
 from indexes.registry import KINDS
@@ -10,9 +14,12 @@ from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 from kvdb.client.client import Client
 from kvdb.client.connect import ADDRESS, connect
 from kvdb.config import Tls
-from kvdb.errors import NotFound
+from kvdb.errors import NotFound, Unavailable
 
 SERVER = "kvdb://127.0.0.1:7700"
+LOOK_SECONDS = 0.1
+"""How often a server that does not answer yet is asked again."""
+T = TypeVar("T")
 
 
 def sentence(what: str) -> str:
@@ -40,6 +47,21 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     said = f"the server, or the folder of a store (default {SERVER}); {certificates}"
     parser.add_argument("--server", default=SERVER, help=said)
     parser.add_argument("--token", type=text, help="the token that the server expects (default KVDB_TOKEN)")
+    waits = "how long to ask again while no server answers there, such as one that was just started (default: not at all)"
+    parser.add_argument("--wait", type=seconds, default=0.0, metavar="SECONDS", help=waits)
+
+
+def answered(given: argparse.Namespace, ask: Callable[[], T]) -> T:
+    """What `ask` returns, which is called again while no server answers and the time of `--wait` is not over. Raises what it
+    raises."""
+    deadline = monotonic() + given.wait
+    while True:
+        try:
+            return ask()
+        except Unavailable:
+            if monotonic() >= deadline:
+                raise
+            sleep(LOOK_SECONDS)
 
 
 def open_server(given: argparse.Namespace) -> Client:
@@ -47,7 +69,7 @@ def open_server(given: argparse.Namespace) -> Client:
     folder that is not there."""
     if "://" not in given.server and not Path(given.server).is_dir() and not ADDRESS.fullmatch(given.server):
         raise NotFound(f"no store is at {given.server}; expected its folder, or a server such as {SERVER}")
-    return connect(given.server, token=token_of(given), tls=certificates_of(given))
+    return answered(given, lambda: connect(given.server, token=token_of(given), tls=certificates_of(given)))
 
 
 def token_of(given: argparse.Namespace) -> str:
@@ -98,6 +120,17 @@ def text(argument: str) -> str:
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(f"{argument!a} is not UTF-8") from None
     return argument
+
+
+def seconds(argument: str) -> float:
+    """The argument of a flag, parsed. Raises ArgumentTypeError for what is no positive number."""
+    try:
+        found = float(argument)
+    except ValueError:
+        found = math.nan
+    if not found > 0:
+        raise argparse.ArgumentTypeError(f"{argument!r} is no positive number of seconds, or inf")
+    return found
 
 
 def _with_underscores(name: str) -> str:

@@ -2,11 +2,10 @@
 
 import argparse
 import json
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvdb.commands.arguments import add_context, add_contexts, open_server, sentence
+from kvdb.commands.arguments import add_context, add_contexts, open_server, seconds, sentence
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -53,17 +52,6 @@ def json_object(text: str) -> Mapping[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f'{text!r} is no JSON object, such as \'{{"source": "wiki"}}\'')
-    return found
-
-
-def seconds(text: str) -> float:
-    """The argument of a flag, parsed. Raises ArgumentTypeError for what is no positive number."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not found > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds, or inf")
     return found
 
 

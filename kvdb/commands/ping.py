@@ -5,7 +5,7 @@ import json
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
-from kvdb.commands.arguments import add_server, certificates_of, sentence, token_of
+from kvdb.commands.arguments import add_server, answered, certificates_of, sentence, token_of
 from kvdb.config import Timeouts, Tls
 from kvdb.errors import InvalidArgument, Unavailable
 
@@ -40,7 +40,7 @@ def _ping(given: argparse.Namespace) -> int:
     ways = {"auto": WAYS, "shared": (SHARED_MEMORY,), "grpc": (GRPC,)}[given.transport]
     connection = Connection(given.server, token_of(given), Timeouts(), certificates_of(given) or Tls())
     try:
-        found = pings(connection, given.count, ways)
+        found = answered(given, lambda: pings(connection, given.count, ways))
         refusal = "" if SHARED_MEMORY in found or SHARED_MEMORY not in ways else connection.lanes.refusal
         if not found:
             raise Unavailable(f"{given.server} does not answer through {SHARED_MEMORY}: {refusal}")
