@@ -40,11 +40,12 @@ class Quota:
     once cannot pass a limit together."""
 
     def __init__(self, limits: QuotasConfig, tenant: str, events: Events) -> None:
-        self._limits = limits
+        """limits: those of all tenants, with what single ones have instead."""
+        self._limits = limits.of(tenant)
         self._tenant = tenant
         self._events = events
         self._announced = Held()
-        self._allowance = limits.import_bytes_per_second * BURST_SECONDS
+        self._allowance = self._limits.import_bytes_per_second * BURST_SECONDS
         self._filled = monotonic()
         self._lock = Lock()
 

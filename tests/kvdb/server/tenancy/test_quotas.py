@@ -168,7 +168,7 @@ def test_imports_wait_for_their_rate(clients, spec, make_kv):
 def test_requests():
     told, events = [], Events()
     events.add(told.append)
-    admission = Admission(1, 10, tenant_max=2, events=events)
+    admission = Admission(1, 10, tenant_max=lambda _tenant: 2, events=events)
     one, other = Work("acme"), Work("globex")
     assert admission.begin(one, print)
     assert not admission.begin(one, print)
@@ -250,3 +250,29 @@ def test_nobody_is_limited_who_runs_the_server(spec, make_kv):
             for number in range(2):
                 stored(db, make_kv(spec, 3, seed=number), f"{number}")
         server.stop(grace=0)
+
+
+def test_single_tenants_have_limits_of_their_own(clients, spec, make_kv):
+    (acme, globex), _, server = clients(contexts_max=1, tenants=("globex.contexts_max=2", "globex.requests_max=7"))
+    kv = make_kv(spec, TOKENS)
+    stored(acme, kv, "a")
+    refused(lambda: stored(acme, kv, "b"), "contexts_max=1")
+    for name in ("a", "b"):
+        stored(globex, kv, name)
+    refused(lambda: stored(globex, kv, "c"), "contexts_max=2")
+    assert [server._admission._tenant_max(tenant) for tenant in TENANTS] == [0, 7]
+
+
+def test_limits_of_single_tenants_are_read_with_units():
+    quotas = QuotasConfig(bytes_max=10, tenants=("a.b.bytes_max = 8GiB", "c.sessions_max=0", "a.b.contexts_max=3"))
+    assert quotas.of("a.b") == QuotasConfig(bytes_max=8 << 30, contexts_max=3)
+    assert quotas.of("c") == quotas.of("nobody") == QuotasConfig(bytes_max=10)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "contexts_max=1", ".contexts_max=1", "a.contexts=1", "a.contexts_max", "a.contexts_max=many", "a.tenants=b",
+              "a.contexts_max=-1", "a.bytes_max=1.5B"]
+)  # fmt: skip
+def test_limits_of_single_tenants_that_cannot_be(wrong):
+    with pytest.raises(errors.ConfigError, match=r"quotas\.(tenants|bytes_max|contexts_max)"):
+        QuotasConfig(tenants=(wrong,))
