@@ -1,5 +1,9 @@
 """A client that reads KV back, and then does not: the server holds little for it, and nothing when it is gone."""
 
+from pathlib import Path
+from time import sleep
+from types import SimpleNamespace
+
 import grpc
 import numpy as np
 import pytest
@@ -12,6 +16,8 @@ from kvdb.rpc import kvdb_pb2 as pb
 SPEC = kvdb.ModelSpec("wide", layers=4, q_heads=2, kv_heads=2, head_dim=128, dtype="float32")
 TOKENS = 2048
 """Four MiB a layer."""
+SLOW_BYTES_MAX = 8 * MIB
+"""What a server may take for a reader that does not read: a thread, a chunk, its message, and what gRPC has taken of it."""
 
 
 @pytest.fixture
@@ -52,6 +58,31 @@ def test_one_that_stops_reading_is_ended(engine, serve, stub_of, stored, eventua
     with pytest.raises(grpc.RpcError) as failure:
         list(call)
     assert failure.value.code() in {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
+
+
+def test_slow_readers_take_little_of_the_servers_memory(process, stub_of, make_kv):
+    """Each asks for a GiB, and takes one message of it."""
+    kv, readers = make_kv(SPEC, TOKENS), 6
+
+    def held():
+        (line,) = (line for line in Path(f"/proc/{running.pid}/status").read_text().splitlines() if line.startswith("VmRSS:"))
+        return int(line.split()[1]) << 10
+
+    with process() as (running, line):
+        target = line.split()[-1]
+        with kvdb.connect(target) as db:
+            db.import_context(SPEC, kv.tokens, kv.pairs(), name="doc").read(range(SPEC.layers))
+        before = held()
+        calls = [
+            stub_of(SimpleNamespace(target=target)).ReadContext(request(layers=list(range(SPEC.layers)) * 64))
+            for _ in range(readers)
+        ]
+        for call in calls:
+            next(call)
+        sleep(0.5)  # in which a server that did not wait for them would read on
+        assert held() - before < readers * SLOW_BYTES_MAX
+        for call in calls:
+            call.cancel()
 
 
 def test_requests_that_cannot_be(stub, stored):
