@@ -17,6 +17,8 @@ SGLANG := 0.5.23
 VLLM := 0.32.0
 LANGCHAIN := 1.7.2
 LLAMA_INDEX := 0.14.25
+KUBERNETES_VALIDATE := 1.37.0
+PYTHON_IMAGE := python:3.12-slim
 VLLM_VENV := .venv-vllm
 PYTEST_FLAGS = --numprocesses=$(or $(WORKERS),2) --dist=loadfile --no-loadscope-reorder --durations=25
 BENCHMARKS = $(filter-out %/train_model.py %/vllm_attention.py %/vllm.py %/vllm_process.py %/vllm_demo.py,$(shell grep -ls '__name__ == "__main__"' benchmarks/*.py))
@@ -130,6 +132,12 @@ VLLM_SHORT := second_process_finds_what or ends_inside or transformers_goes_on o
 .PHONY: vllm-test-short
 vllm-test-short: $(VENV)/ready $(VLLM_VENV)/$(VLLM) ## the part of vllm-test that CI runs: a hit, attention and a blend; 4 GB, 5 minutes
 	@KVDB_VLLM=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest tests/engine_adapter/vllm -k "$(VLLM_SHORT)"
+
+.PHONY: deploy-test
+deploy-test: $(VENV)/ready ## build the image and run it, alone, with TLS and by compose; the manifests by Kubernetes' schemas; needs docker
+	@docker build --file deploy/Dockerfile --build-arg PYTHON_IMAGE=$(PYTHON_IMAGE) --tag kvdb:test .
+	@$(PIP) install --quiet --constraint constraints.txt kubernetes-validate==$(KUBERNETES_VALIDATE)
+	@KVDB_IMAGE=kvdb:test $(BIN)/python -m pytest tests/deploy
 
 .PHONY: demo-vllm
 demo-vllm: $(VENV)/ready $(VLLM_VENV)/$(VLLM) ## vLLM without kvdb and on it, over a restart (make real-model first)
