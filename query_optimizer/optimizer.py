@@ -1,5 +1,6 @@
 """The optimizer turns facts into a plan: it takes every part through the rules until one has fired for each of its KV heads."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,7 @@ from query_optimizer.plan import Plan
 from query_optimizer.rule import DEFAULT, Fired, Heads, Rule, Wish, piecewise_cost
 
 LENGTH_FACTOR = 1.25
-"""A plan is made anew when the context has grown or shrunk by this factor."""
+"""A plan is made anew when the context has grown or shrunk by this factor, unless its rules say that they would fire alike."""
 GROWTH_MIN = 64
 """A plan is not made anew before the context has grown by this number of tokens."""
 
@@ -26,11 +27,12 @@ _Decision = tuple[str, Fired, Heads, tuple[Refusal, ...]]
 @dataclass
 class _Chosen:
     """What the rules have decided so far. alike: their decisions on parts that cannot be searched, by the facts that rules look
-    at."""
+    at. tokens_end: of fewer tokens, they would decide the same."""
 
     accesses: list[Access] = field(default_factory=list)
     wishes: list[tuple[str, str]] = field(default_factory=list)
     alike: dict[PartFacts, list["_Decision"]] = field(default_factory=dict)
+    tokens_end: int = sys.maxsize
 
 
 class Optimizer:
@@ -63,6 +65,9 @@ class Optimizer:
         retrieval_given = facts.retrieval is not None
         retrieval = facts.retrieval if facts.retrieval is not None else _main_retrieval(accesses)
         tokens = facts.tokens
+        # What a GPU takes depends on the length, and so may whatever rules of the caller's refuse.
+        open_ended = not accesses or self._by_name or facts.fast is not None
+        decided_until = 0 if open_ended else chosen.tokens_end
         return Plan(
             layer=facts.layer,
             retrieval=retrieval,
@@ -70,8 +75,9 @@ class Optimizer:
             accesses=accesses,
             estimate=_total(facts, accesses),
             tokens_min=int(tokens / LENGTH_FACTOR),
-            tokens_end=max(int(tokens * LENGTH_FACTOR), tokens + GROWTH_MIN),
+            tokens_end=max(int(tokens * LENGTH_FACTOR), tokens + GROWTH_MIN, decided_until),
             wishes=tuple(dict.fromkeys(chosen.wishes)),
+            settled=tokens < decided_until,
         )
 
     def _choose(self, facts: Facts, part: PartFacts, off: frozenset[str], chosen: _Chosen) -> None:
@@ -91,6 +97,7 @@ class Optimizer:
                 for fired in (verdict,) if isinstance(verdict, Fired) else verdict:
                     taken = heads if fired.heads is None else fired.heads
                     decisions.append((rule.name, fired, taken, (*refusals, *fired.refusals)))
+                    chosen.tokens_end = min(chosen.tokens_end, fired.tokens_end)
                     if fired.wish:
                         chosen.wishes.append((part.name, fired.wish))
                     heads = tuple(head for head in heads if head not in taken)

@@ -40,7 +40,8 @@ class Plan:
 
     retrieval_given: whether the caller named the retrieval. tokens_min, tokens_end: the plan is good for contexts of [tokens_min,
     tokens_end) tokens. wishes: pairs of a part's name and a kind of index that would be used if it were built. notes: lines that
-    the session adds to EXPLAIN. actual, outcome: what carrying the plan out took and missed, after EXPLAIN ANALYZE.
+    the session adds to EXPLAIN. actual, outcome: what carrying the plan out took and missed, after EXPLAIN ANALYZE. settled:
+    whether nothing that may still be learned of these tokens would change it.
     """
 
     layer: int
@@ -54,6 +55,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     actual: Actual | None = None
     outcome: Outcome | None = None
+    settled: bool = False
     _rule: str = field(init=False, repr=False, compare=False)  # found once, because every query counts it
 
     def __post_init__(self) -> None:

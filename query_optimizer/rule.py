@@ -20,7 +20,8 @@ class Fired:
     index: the kind to search, None to read everything. heads: the KV heads it decides on, None for all that are left. retrieval:
     the retrieval to use where the caller named none, None for the default. kept_in: the tier to keep the part's pages in. wish: a
     kind of index that would be better if it were built. reason: why the rule fired, for EXPLAIN. refusals: what the rule itself
-    tried before.
+    tried before. tokens_end: the rule fires alike for every context of fewer tokens, whatever else becomes of it; 0 where this
+    cannot be said.
     """
 
     index: str | None = None
@@ -31,6 +32,7 @@ class Fired:
     wish: str | None = None
     reason: str = ""
     refusals: tuple[Refusal, ...] = ()
+    tokens_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)

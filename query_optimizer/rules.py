@@ -4,6 +4,7 @@ A rule is an object with a name and `when(facts, part, heads)`, which returns a 
 there, or the reason why it did not fire, as a string. `heads` are the KV heads that no rule before it has decided on.
 """
 
+import sys
 from dataclasses import dataclass
 from math import isfinite
 
@@ -22,7 +23,7 @@ class ExactAsked:
 
     def when(self, facts: Facts, part: PartFacts, heads: Heads) -> Fired | Wish | str:
         if isinstance(facts.retrieval, Exact):
-            return Fired(reason="exact attention was asked for")
+            return Fired(reason="exact attention was asked for", tokens_end=sys.maxsize)
         return "exact attention was not asked for"
 
 
@@ -41,7 +42,7 @@ class ShortContext:
         if facts.hints.index is not None:
             return "an index was asked for"
         if facts.tokens <= self.tokens_max:
-            return Fired(reason=f"{facts.tokens:,} tokens, at most {self.tokens_max:,}")
+            return Fired(reason=f"{facts.tokens:,} tokens, at most {self.tokens_max:,}", tokens_end=self.tokens_max + 1)
         if not any(facts.usable(part) for part in facts.parts):
             return f"{facts.tokens:,} tokens are more than {self.tokens_max:,}"
         read, search = facts.read_seconds, searching(facts)

@@ -32,10 +32,10 @@ DEVICE_ATTENTIONS_MAX = 8
 """The number of DeviceAttention objects that are kept; each takes memory of the GPU."""
 RECHECK_QUERIES = 256
 """After so many queries of a layer, over all sessions, heads that are known to be diffuse are searched once more."""
-FIRST_USES, FIRST_BUDGETED_USES, USES_MAX, BUDGETED_USES_MAX = 4, 32, 256, 1024
+FIRST_USES, FIRST_BUDGETED_USES, USES_MAX, BUDGETED_USES_MAX, SETTLED_USES = 4, 32, 256, 1024, 1 << 30
 """A plan is made anew after FIRST_USES queries, the next after twice as many, and so on up to USES_MAX, because what is known
 about the heads changes. With an error budget that is evidence, and whatever it proves has a plan made anew at once; so the first
-is kept longer, and so are all, unless they know heads that are to be searched once more."""
+is kept longer, and so are all, unless they know heads that are to be searched once more. A plan that is settled is kept."""
 
 Key = tuple[QueryOptions, int, Variant]
 """What a plan is made for: options, the bits of the number of queries, and what an audit changes."""
@@ -92,6 +92,8 @@ class Planner:
         prepared = self._prepare(n, options, uses, variant=variant)
         most = USES_MAX if options.error_max is None or prepared.knows_diffuse else BUDGETED_USES_MAX
         self._next_uses[key] = min(2 * uses, most)
+        if prepared.plan.settled:
+            prepared.uses_left = SETTLED_USES
         if prepared.knows_diffuse and n == 1 and self._recheck_is_due():
             prepared = self._prepare(n, options, 1, rechecks=True)
         self._prepared[key] = prepared

@@ -79,7 +79,7 @@ ModelSpec.to_dict()
 ModelSpec.from_dict(values)
 Placed(begin, end, kind)
 Placed.tokens
-Plan(layer, retrieval, retrieval_given, accesses, estimate, tokens_min, tokens_end, wishes=(), notes=(), actual=None, outcome=None)
+Plan(layer, retrieval, retrieval_given, accesses, estimate, tokens_min, tokens_end, wishes=(), notes=(), actual=None, outcome=None, settled=False)
 Plan.rule
 Plan.searches
 Plan.gave_up
