@@ -228,6 +228,10 @@ void bind_layer_steps(nb::module_& m) {
             },
             "asked"_a, "first"_a, "every"_a)
         .def_prop_ro("threads", [](const PyLayerSteps& self) { return self.steps.threads(); })
+        .def_prop_ro("full", [](const PyLayerSteps& self) { return self.steps.full(); })
+        .def_prop_ro(
+            "halted",
+            [](const PyLayerSteps& self) { return self.steps.left() == 0 || self.steps.full(); })
         .def_prop_ro("left", [](const PyLayerSteps& self) { return self.steps.left(); })
         .def_prop_rw(
             "last_ns", [](const PyLayerSteps& self) { return self.steps.last_ns; },

@@ -176,11 +176,9 @@ LayerSteps::LayerSteps(const Geometry& geometry, int q_heads, float scale)
       logs_(4 * q_heads) {}
 
 bool LayerSteps::goes_on() const {
-    return course_.steps > 0 && samples_.size() < kSamplesMax &&
-           observations_.size() < kObservationsMax &&
-           std::all_of(
-               course_.facts.begin(), course_.facts.end(),
-               [](const auto& fact) { return fact.first->value() == fact.second; });
+    return course_.steps > 0 && !full() &&
+           std::all_of(course_.facts.begin(), course_.facts.end(),
+                       [](const auto& fact) { return fact.first->value() == fact.second; });
 }
 
 int LayerSteps::threads() const {

@@ -63,6 +63,10 @@ class LayerSteps {
     bool like(const LayerSteps& other) const {
         return geometry == other.geometry && q_heads == other.q_heads && scale == other.scale;
     }
+    // Whether what was kept of steps has to be taken before there are more.
+    bool full() const {
+        return samples_.size() >= kSamplesMax || observations_.size() >= kObservationsMax;
+    }
     // Whether the next step may be taken.
     bool goes_on() const;
     // How many threads it may use.

@@ -108,15 +108,19 @@ class Layer:
             self.audits.follow(course.prepared, stats, number)
 
     def go_on(self, asked: QueryOptions) -> None:
-        """Let native code carry out the next steps like the one just answered. asked: its options, as the caller gave them."""
+        """Let native code carry out steps like the one just answered. asked: its options, as the caller gave them."""
         if (course := self._course) is not None and not self.pages:  # native code pins nothing
             self.native_steps.follow(course, asked, self.audits.idle_steps(course.prepared))
 
     def go_further(self) -> None:
-        """Let native steps go on into more blocks of the tail, where they came to the end of the last."""
-        self.count_native_steps()
-        if (course := self._course) is not None:
-            self.native_steps.go_further(course, self.audits.idle_steps(course.prepared))
+        """Let native steps that halted go on: what they showed is counted, and more blocks of the tail are taken."""
+        steps = self.native_steps
+        if steps.native.full:
+            self.count_native_steps()
+        if not steps.native.left and not steps.extend():
+            self.count_native_steps()
+            if (course := self._course) is not None:
+                steps.go_further(course, self.audits.idle_steps(course.prepared))
 
     def append(self, k: Array, v: Array) -> None:
         """Append the KV of n tokens, `[kv_heads, n, head_dim]`. Raises NonFiniteError or CapacityError; then nothing was
@@ -221,11 +225,8 @@ class Layer:
         n = q.shape[1]
         observed = tells(n, options) and (prepared.rechecks or self._observed.takes_next())
         comparison = self.audits.due(prepared, n, options, alone=pending is None)
-        self._course = (
-            Course(prepared, options, self._searches(prepared))
-            if n == 1 and comparison is None and not prepared.rechecks
-            else None
-        )
+        repeats = n == 1 and comparison is None and not prepared.rechecks
+        self._course = Course(prepared, options, self._searches(prepared)) if repeats else None
         served = prepared if comparison is None else comparison.served
         state, stats = self.execute(served, q, options, observed, pending)
         if not self.tail.layout.finite(state.out, state.lse):
@@ -269,11 +270,10 @@ class Layer:
                 return hybrid_attention(query, partition, partition.device, prepared.plan.retrieval, pending)
             except TailHasNoRoom as failure:
                 log.info("the session's own tokens of layer %d stay in main memory: %s", self.number, failure)
-                return self.execute(self.planner.prepare_once(q.shape[1], options), q, options, observed)
             except DeviceFailed as failure:
                 log.warning("layer %d is answered by the CPU alone: %s", self.number, failure)
                 self.planner.leave_gpu()
-                return self.execute(self.planner.prepare_once(q.shape[1], options), q, options, observed)
+            return self.execute(self.planner.prepare_once(q.shape[1], options), q, options, observed)
         if self._searches(prepared, q.shape[1]):
             return sparse(query, partition, prepared.plan.retrieval)
         return exact_attention.exact(layout, self.run, q, q.shape[1], scale)

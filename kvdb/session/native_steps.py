@@ -1,8 +1,9 @@
 """Decode steps that native code carries out by itself, from the caller's arrays to the answer.
 
 A step like the one before it needs nothing of Python: the token is appended, its query answered by the same plan, and what that
-took is added up. Whatever is rare ends the course: a full block, a plan that is used up, new indexes or evidence. Then the step
-is refused, and `kvdb.session.layer` carries it out.
+took is added up. At a full block, and when enough was kept of what steps showed, Python lends a hand between two steps. Whatever
+is rarer ends the course: a plan that is used up, new indexes or evidence. Then the step is refused, and `kvdb.session.layer`
+carries it out.
 """
 
 import sys
@@ -50,8 +51,12 @@ class NativeSteps:
     steps. native: for `_native.take_steps`, which takes steps of several sessions."""
 
     __slots__ = (
+        "_advanced",
+        "_allowed",
         "_course",
         "_dtype",
+        "_facts",
+        "_left",
         "_observed",
         "_planner",
         "_query_samples",
@@ -84,6 +89,10 @@ class NativeSteps:
         self.native = _native.LayerSteps(native, spec.q_heads, spec.softmax_scale, np.empty(0, self._dtype))
         self._course: Course | None = None
         self._step: PreparedStep | None = None
+        self._facts: list[tuple[_native.Version, int]] = []
+        self._allowed = self._left = self._advanced = 0
+        """How many steps everything but the room of blocks still allows and how many native code may take, when last looked at;
+        and how many of those that are not counted yet the tail has in its length already."""
         self.asked = NO_OPTIONS
         self._takes_tensors = False
 
@@ -104,19 +113,18 @@ class NativeSteps:
         if self._planner.gpu is not None:
             return
         step = made_step(prepared.partition, course.options, prepared.plan.retrieval) if course.searches else None
-        steps = min(
+        allowed = min(
             steps,
             prepared.uses_left,
             prepared.plan.tokens_end - 1 - run.read_tokens,
-            tail.table.room,
             tail.until_seal if prepared.indexes_tail else steps,
         )
         facts = self._planner.facts_of(prepared)
-        if steps <= 0 or facts is None or (course.searches and step is None):
+        if min(allowed, tail.table.room) <= 0 or facts is None or (course.searches and step is None):
             return
-        self._course, self._step, self.asked = course, step, asked
-        reads = *run.arrays, run.blocks, run.all_blocks.placement
-        self.native.follow(asked, None if step is None else step.native, *reads, run.tokens, steps, facts)
+        self._course, self._step, self.asked, self._facts = course, step, asked, facts
+        self._allowed = allowed
+        self._begin()
         self.native.observe_next(self._observed.asked if tells(1, course.options) else -1, FIRST, EVERY)
         self._sample_next()
 
@@ -126,16 +134,34 @@ class NativeSteps:
         if table.room:
             return
         try:
-            table.reserve_ahead(min(AHEAD_MAX, 1 + table.length // table.layout.block_size // AHEAD_PART))
+            table.reserve_ahead(self._blocks_ahead())
         except CapacityError:
             return  # the next append makes room, or says that there is none
         run.refresh(table.length)
         self.follow(course, self.asked, steps)
 
+    def extend(self) -> bool:
+        """Go on into blocks behind the last, where it is full and nothing else has ended these steps, which need not be counted
+        for that. False where more has to be looked at; then nothing was done, but that the tail may have its length."""
+        table, run = self._tail.table, self._run
+        before = table.length
+        taken = self._look()
+        table.length += taken
+        self._advanced += taken
+        if self._step is not None or self._allowed <= 0 or table.room:
+            return False
+        try:
+            table.reserve_ahead(self._blocks_ahead())
+        except CapacityError:
+            return False
+        run.refresh(before)
+        self._begin()
+        return True
+
     @property
-    def used_up(self) -> bool:
-        """Whether the steps that may be taken have been taken, and nothing else stopped them."""
-        return self._course is not None and not self.native.left
+    def halted(self) -> bool:
+        """Whether the steps that may be taken have been taken, or what they showed has to be, and nothing else stopped them."""
+        return self._course is not None and self.native.halted
 
     def stop(self) -> None:
         """Refuse further steps, until `follow`. What was taken has to be counted before."""
@@ -150,10 +176,12 @@ class NativeSteps:
             return None
         samples = self.native.take_samples()
         totals = self.native.take_totals()
+        table = self._tail.table
+        before = table.length - self._advanced
+        table.length += self._look()
+        self._advanced = 0
         if not totals.steps:
             return None
-        before = self._tail.table.length
-        self._tail.table.length = before + totals.steps
         self._run.refresh(before)
         self._sample(totals.steps, samples)
         self._observe(totals.steps)
@@ -170,6 +198,25 @@ class NativeSteps:
             gather_ns=totals.gather_ns,
         )
         return StepsTaken(self._course, totals.steps, stats, totals.tokens)
+
+    def _begin(self) -> None:
+        """Let native code take steps, as many as are allowed and the tail has room for."""
+        run = self._run
+        self._left = min(self._allowed, self._tail.table.room)
+        reads = *run.arrays, run.blocks, run.all_blocks.placement
+        step = None if self._step is None else self._step.native
+        self.native.follow(self.asked, step, *reads, run.tokens, self._left, self._facts)
+
+    def _look(self) -> int:
+        """How many steps were taken since this was last asked."""
+        taken = self._left - self.native.left
+        self._left -= taken
+        self._allowed -= taken
+        return taken
+
+    def _blocks_ahead(self) -> int:
+        table = self._tail.table
+        return min(AHEAD_MAX, 1 + table.length // table.layout.block_size // AHEAD_PART)
 
     def _take_tensors(self) -> None:
         """Take tensors of torch from now on, if there are any: whoever has one has imported it."""

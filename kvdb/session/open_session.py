@@ -115,7 +115,7 @@ class OpenSession:
         if self.due or type(layer) is not int or not 0 <= layer < len(self._layers):
             return None
         own = self._layers[layer]
-        if own.native_steps.used_up:
+        if own.native_steps.halted:
             own.go_further()
         return own.native_steps
 
