@@ -369,6 +369,14 @@ class LayerSteps:
         none where `asked` is negative. Those of plans without an observed search are only counted."""
 
     @property
+    def full(self) -> bool:
+        """Whether what was kept of steps has to be taken before there are more."""
+
+    @property
+    def halted(self) -> bool:
+        """Whether no more steps may be taken, or not before what was kept is."""
+
+    @property
     def left(self) -> int:
         """How many more steps may be taken."""
 
@@ -555,6 +563,10 @@ def interleave(address: int, nbytes: int) -> bool:
 def pool_counters() -> list[tuple[int, int, int, int]]:
     """For the callers together and each worker of this thread's pool: how many calls of several threads it took part in, items of
     these, how often it was woken from sleep, and how often it met work while it spun."""
+
+def leave_processor() -> None:
+    """From now on, attends of this thread are for another process of this machine, which has an answer sooner if it waits awake:
+    a short attend leaves a processor to it."""
 
 def work_in_background() -> None:
     """From now on, calls from this thread are helped by threads of their own, which have the priority of those that call so."""

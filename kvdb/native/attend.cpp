@@ -9,6 +9,7 @@
 #include "paged_memory.h"
 #include "quantize.h"
 #include "thread_pool.h"
+#include "usable_cpus.h"
 #include "workspace.h"
 
 namespace kvdb {
@@ -18,7 +19,11 @@ constexpr std::int64_t kPrefillRows = 768;       // their state and queries stay
 constexpr std::int64_t kItemsPerThread = 8;      // so that a thread that is held up costs little
 constexpr std::int64_t kSplitTokensMin = 256;    // a split costs a state and a merge
 constexpr std::int64_t kInlineElements = 65536;  // of K and V: less is read before a thread wakes
-constexpr std::int64_t kInlineMerged = 262144;   // of states: less is merged before a thread wakes
+// Of K and V: with another thread, less is not read sooner than who sleeps meanwhile takes to wake.
+constexpr std::int64_t kShortElements = 1572864;
+constexpr std::int64_t kInlineMerged = 262144;  // of states: less is merged before a thread wakes
+
+thread_local bool leaves_processor = false;
 
 // Where a part of the run begins, always at the first token of a block.
 struct Split {
@@ -99,7 +104,10 @@ void check_ends(const AttendCall& call, std::int64_t tokens) {
 }
 
 int threads_for(std::int64_t elements) {
-    return elements < kInlineElements ? 1 : ThreadPool::threads();
+    if (elements < kInlineElements) return 1;
+    const int threads = ThreadPool::threads();
+    const bool leaves = leaves_processor && elements <= kShortElements;
+    return leaves ? std::min(threads, std::max(1, usable_cpus() - 1)) : threads;
 }
 
 Plan make_plan(const AttendCall& call) {
@@ -263,6 +271,10 @@ class Attention {
 };
 
 }  // namespace
+
+void leave_processor() {
+    leaves_processor = true;
+}
 
 int attend_threads(const Geometry& geometry, std::int64_t tokens) {
     return threads_for(tokens * geometry.kv_heads * geometry.head_dim * 2);

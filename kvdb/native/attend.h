@@ -33,6 +33,10 @@ void attend(const AttendCall& call);
 // The same over blocks of one format, whose addresses are plain.
 void attend_uniform(const AttendCall& call);
 
+// From now on, attends of this thread are for another process of this machine, which has an answer
+// sooner if it waits awake: a short attend leaves a processor to it.
+void leave_processor();
+
 // How many threads attend uses for a query of each query head over so many tokens.
 int attend_threads(const Geometry& geometry, std::int64_t tokens);
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "attend.h"
 #include "bind_shared_ring.h"
 
 using namespace nb::literals;
@@ -94,6 +95,7 @@ class PySharedCalls {
 }  // namespace
 
 void bind_shared_calls(nb::module_& m) {
+    m.def("leave_processor", &leave_processor);
     nb::class_<PySharedCalls>(m, "SharedCalls")
         .def(nb::init<PySharedRing&, std::uint64_t>(), "ring"_a, "generation"_a,
              nb::keep_alive<1, 2>())

@@ -12,7 +12,7 @@ KEPT_MAX = 400  # calls that are remembered
 SETTINGS = {
     *("isa", "isas", "emulated_isas", "set_isa", "variants", "kernels", "set_kernels", "processor_family"),
     *("threads", "set_threads", "spin_us", "set_spin_us", "usable_cpus", "cpu_quota", "memory_nodes", "set_memory_nodes"),
-    *("pool_counters", "work_in_background"),
+    *("pool_counters", "work_in_background", "leave_processor"),
 }
 """What holds for the whole process: wrong values of these are tests/native/test_module.py's business."""
 TRUSTED = {"Blocks", "interleave"}

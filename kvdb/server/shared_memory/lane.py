@@ -7,6 +7,7 @@ import struct
 from functools import partial
 from threading import Thread
 
+import kvdb._native as _native
 import kvdb.deadlines as deadlines
 from kvdb.errors import InvalidArgument, KvdbError, Unauthenticated
 from kvdb.events import Origin, new_request, origin, originating
@@ -82,6 +83,7 @@ class Lane:
         self._thread.join()
 
     def _run(self) -> None:
+        _native.leave_processor()
         with self._peer:
             try:
                 region, engine = self._shake_hands()
