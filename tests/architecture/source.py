@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,7 +19,10 @@ class Module:
     name: str
     path: Path
     text: str = field(repr=False)
-    tree: ast.Module = field(repr=False)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
 
     @property
     def generated(self) -> bool:
@@ -73,7 +76,7 @@ def _module(root: Path, path: Path) -> Module:
     text = path.read_text()
     parts = path.relative_to(root).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    return Module(name, path.relative_to(root), text, ast.parse(text))
+    return Module(name, path.relative_to(root), text)
 
 
 def _imported_names(tree: ast.AST) -> Iterator[str]:

@@ -40,14 +40,14 @@ def test_every_question_is_answered_without_times(name, tmp_path):
 
 def test_all_of_it_is_one_command(tmp_path):
     path = tmp_path / "rows.jsonl"
-    command = [sys.executable, "-m", "benchmarks.gpu", "--only", "bandwidth", "build", "--json", str(path), "--seed", "5"]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--only", "build", "--json", str(path), "--seed", "5"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = read(path)
     assert rows[0]["benchmark"] == "gpu.machine"
     assert rows[0]["card"] is None
     assert rows[0]["seed"] == 5
-    assert [row["question"] for row in rows if row["benchmark"] == "gpu.end"] == ["bandwidth", "build"]
+    assert [row["question"] for row in rows if row["benchmark"] == "gpu.end"] == ["build"]
     assert [line for line in done.stdout.splitlines() if line.startswith("{")] == path.read_text().splitlines()
     assert "No card was found" in done.stdout
     assert not {name for row in rows for name in row} & {*TIMED, "seconds"}

@@ -1,4 +1,4 @@
-"""The short form of the faults that `make fault` plays at length: 50 kills, 30 power cuts."""
+"""The short form of the faults that `make fault` plays at length: 25 kills, 17 power cuts."""
 
 import os
 import shutil
@@ -17,13 +17,13 @@ from tests.stores import connect, holds, put
 
 @pytest.mark.parametrize(
     ("durability", "limits", "kills"),
-    [("durable", "wide", 30), ("durable", "narrow", 10), ("os", "wide", 5), ("memory", "wide", 5)],
+    [("durable", "wide", 12), ("durable", "narrow", 5), ("os", "wide", 4), ("memory", "wide", 4)],
 )
 def test_a_killed_process_loses_what_it_may_and_no_more(durability, limits, kills, tmp_path):
     assert kill.run(tmp_path / "store", kills, 11, durability, limits).total() > 0
 
 
-@pytest.mark.parametrize(("durability", "cuts"), [("durable", 25), ("os", 5)])
+@pytest.mark.parametrize(("durability", "cuts"), [("durable", 12), ("os", 5)])
 def test_a_power_cut_loses_what_it_may_and_no_more(durability, cuts):
     try:
         calls, _ = power.run(cuts, 13, durability)

@@ -103,6 +103,7 @@ class HttpPort:
     def stop(self) -> None:
         """Take no more connections, and end those that are open."""
         if self._thread.ident is not None:
+            _shut(self._listener.socket)  # or its thread looks a moment later whether it is to end
             self._listener.shutdown()
             self._thread.join()
         self._listener.server_close()
