@@ -43,10 +43,10 @@ IDLE_SECONDS = 5.0
 KILL_SECONDS = 5.0
 """How often a client is killed."""
 SLOPE_MAX, TELLING_SECONDS = 0.01, 300.0
-"""Of the resident memory, in ten minutes; a shorter soak says nothing of it."""
+"""The largest growth of the resident memory in ten minutes, as a share; a shorter soak says nothing of it."""
 ERROR_MAX = 1e-4
 POINTS_MAX = 400
-"""Of the resident memory, as the slopes are of all pairs of them."""
+"""The most points of the resident memory that are looked at, for the slopes are those of all pairs of them."""
 DOOMED = """
 import sys
 from benchmarks.service_soak import use
@@ -249,7 +249,7 @@ def settled(target: str, admin: str, pid: int, before: Counted) -> str:
 
 
 SPARE_DESCRIPTORS, SPARE_THREADS = 12, 40
-"""Of the client that asks, and threads of pools that come with the first work of a kind."""
+"""What the client that asks takes, and threads of pools that come with the first work of a kind."""
 
 
 if __name__ == "__main__":
