@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 
 import kvdb.deadlines as deadlines
 from kvdb.errors import CapacityError, InternalError, InvalidArgument, KvdbError, Unauthenticated
+from kvdb.events import new_request, origin, originating
 from kvdb.rpc.status import ENGINE_KEY, QUEUE_KEY, abort, set_status
 from kvdb.server.admission.admission import Admission
 from kvdb.server.admission.fair_queue import Work
@@ -62,9 +63,12 @@ class ErrorsTold:
         if isinstance(error, KvdbError):
             self._tell(error)
             return True
-        _log.error("%s failed", self._call, exc_info=error)
+        whose = origin()
+        request = whose.request or new_request()
+        with originating(whose._replace(request=request)):
+            _log.error("%s failed", self._call, exc_info=error)
         said = f"{type(error).__name__}: {error}"
-        self._tell(InternalError(f"{self._call} met a bug of kvdb's: {said}; the server's log has more"))
+        self._tell(InternalError(f"{self._call} met a bug of kvdb's: {said}; the server's log has more, by request_id {request}"))
         return True
 
 

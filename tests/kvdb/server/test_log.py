@@ -3,16 +3,19 @@
 import json
 import logging
 import signal
+from io import StringIO
 
+import numpy as np
 import pytest
 
 import kvdb
 from kvdb.config.log import LogConfig
-from kvdb.errors import ConfigError
+from kvdb.errors import ConfigError, InternalError
 from kvdb.events import Events, Kind, Origin, originating
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.server.log import LINES_PER_SECOND, EventLog, HumanLines, JsonLines
 from kvdb.server.observing import request_id
+from kvdb.session.state import SessionState
 
 
 @pytest.fixture
@@ -51,6 +54,27 @@ def test_sessions_that_expire_are_told(serve, told, spec, eventually):
     with kvdb.connect(serve(session_idle_seconds=0.1).target) as db:
         _session = db.create_session(spec, [])  # kept, or it would be closed
         eventually(lambda: Kind.SESSION_EXPIRED in kinds(told))
+
+
+@pytest.mark.parametrize("local_socket", ["", "auto"], ids=["grpc", "shared memory"])
+def test_a_bug_is_found_in_the_log_by_what_its_error_says(serve, spec, monkeypatch, local_socket):
+    written = StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonLines())
+    log = logging.getLogger("kvdb.server.interceptors")
+    monkeypatch.setattr(log, "handlers", [handler])
+
+    def bug(*_given, **_more):
+        raise RuntimeError("a bug")
+
+    with kvdb.connect(serve(local_socket=local_socket).target) as db, db.create_session(spec, [1]) as session:
+        monkeypatch.setattr(SessionState, "attention", bug)
+        with pytest.raises(InternalError, match="RuntimeError: a bug") as failure:
+            session.attention(0, np.ones((4, 1, 16), np.float32))
+    (line,) = written.getvalue().splitlines()
+    said = json.loads(line)
+    assert 'raise RuntimeError("a bug")' in said["trace"]
+    assert str(failure.value).endswith(f"by request_id {said['request_id']}")
 
 
 def test_a_process_logs_its_life_as_json(process, tmp_path, spec, make_kv):
