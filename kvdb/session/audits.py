@@ -156,11 +156,11 @@ class Audits:
     def idle_steps(self, prepared: Prepared) -> int:
         """How many queries may be answered by a plan before it is time to look whether one of them is to be compared."""
         budget = prepared.budget
-        if budget is None or not prepared.learns:
+        if budget is None or not prepared.learns or not budget.ways:  # the plan ends when there is a first way
             return IDLE_QUERIES_MAX
         if self._suspects:
             return 0
-        nothing_to_try = not budget.ways or (self._trial is None and self._looked_at is budget)
+        nothing_to_try = self._trial is None and self._looked_at is budget
         trial = LOOK_QUERIES - self._looked_for if nothing_to_try else TRIAL_QUERIES
         audit = AUDIT_QUERIES - self._since if prepared.searches else LOOK_QUERIES
         return min(trial, audit if audit > 0 else TRIAL_QUERIES)

@@ -44,15 +44,17 @@ def test_an_exact_query_searches_nothing(session):
     assert stages["attend"] > stages["plan"]
 
 
+def least(session, stage, tokens):
+    """The seconds of a stage where a search finds so many tokens, of several tries the least: others use the machine too."""
+    return min(spent(session, retrieval=kvdb.TopK(tokens), hints=FLAT)[0][stage] for _ in range(3))
+
+
 def test_few_tokens_of_many_take_a_search(session):
-    stages, _ = spent(session, retrieval=kvdb.TopK(8), hints=FLAT)
-    assert stages["search"] > 3 * stages["gather"] > 0
+    assert least(session, "search", 8) > 3 * least(session, "gather", 8) > 0
 
 
 def test_many_tokens_take_gathering(session):
-    few, _ = spent(session, retrieval=kvdb.TopK(8), hints=FLAT)
-    many, _ = spent(session, retrieval=kvdb.TopK(512), hints=FLAT)
-    assert many["gather"] > 3 * few["gather"]
+    assert least(session, "gather", 512) > 3 * least(session, "gather", 8)
 
 
 @pytest.mark.parametrize(
