@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import kvdb.hardware.cpu as cpu
 import kvdb.hardware.kernels as kernels
@@ -210,6 +210,13 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         """One step of several of its sessions; see `kvdb.session.batch.attend`. Raises InvalidArgument for a session of another
         database."""
         return batch.attend(self._own(sessions), layer, q, k, v, options, starts)
+
+    @counted_call
+    def step_together(
+        self, sessions: Sequence[object], layer: int, q: Any, k: Any, v: Any, options: QueryOptions, starts: Starts = None
+    ) -> Any | None:
+        """`attend_together` on the GPU alone; see `kvdb.session.batch.step`. Raises InvalidArgument as `attend_together` does."""
+        return None if self.gpu is None else batch.step(self._own(sessions), layer, q, k, v, options, starts)
 
     @counted_call
     def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:

@@ -187,10 +187,13 @@ class Client(StoredContexts, ManySessions):
         Raises what `Session.attend` raises, InvalidArgument for a session that is given twice or is another database's,
         SpecMismatch, and MessageTooLarge; then every session is as it was.
         """
-        query = query_options(options, **keywords)
-        arrays = to_numpy(q), to_numpy(k), to_numpy(v)
+        query, given = query_options(options, **keywords), transports_of(sessions)
         with deadlines.within(timeout):
-            return like(self._transport.attend_together(transports_of(sessions), layer, *arrays, query, starts), q)
+            out = self._transport.step_together(given, layer, q, k, v, query, starts)
+            if out is not None:
+                return out
+            arrays = to_numpy(q), to_numpy(k), to_numpy(v)
+            return like(self._transport.attend_together(given, layer, *arrays, query, starts), q)
 
     def attention(
         self,

@@ -164,7 +164,13 @@ class Session:
         options: QueryOptions | None = None,
         **keywords: Unpack[QueryKeywords],
     ) -> Any:
-        """`update` and `attention` of the same n tokens in one call. Raises what both raise."""
+        """`update` and `attention` of the same n tokens in one call. Raises what both raise.
+
+        Of one token whose q, k and v lie on the GPU that holds the layer, nothing comes to main memory, and the result is there
+        when the caller's stream is. A number that is not finite is then found out by a later call of the session: it raises
+        NonFiniteError, and that token and what followed it are forgotten. It raises GpuLost where the GPU failed, and then tokens
+        that only it had are gone.
+        """
         query = query_options(options, **keywords)
         with self._within(timeout):
             out = self._transport.step(layer, q, k, v, query, start)

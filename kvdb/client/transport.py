@@ -162,6 +162,19 @@ class Transport(Protocol):
         starts: Sequence[int] | None = None,
     ) -> Array: ...
 
+    def step_together(
+        self,
+        sessions: Sequence[SessionTransport],
+        layer: int,
+        q: Any,
+        k: Any,
+        v: Any,
+        options: QueryOptions,
+        starts: Sequence[int] | None = None,
+    ) -> Any | None:
+        """`attend_together` of one token each with the caller's own arrays; None as `SessionTransport.step` has it."""
+        ...
+
     def attention_together(self, sessions: Sequence[SessionTransport], layer: int, q: Array, options: QueryOptions) -> Array: ...
 
     def contexts(self, prefix: str, limit: int | None, after: str, metadata: Mapping[str, Any]) -> list[ContextInfo]: ...

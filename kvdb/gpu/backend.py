@@ -3,9 +3,13 @@
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from threading import Lock
+from typing import Any
 from weakref import WeakSet
 
+import torch
+
 from kvdb.attention.device import DeviceAttention, TailSlots
+from kvdb.attention.resident import ResidentSteps
 from kvdb.blend.rope_shift import RopeShifts
 from kvdb.catalog.segment import Segment
 from kvdb.errors import CapacityError, GpuLost, KvdbError
@@ -14,7 +18,9 @@ from kvdb.gpu.device import Device
 from kvdb.gpu.interface import TIER, DevicePart
 from kvdb.gpu.layer_attention import LayerAttention, PendingAnswer, SharedAnswers
 from kvdb.gpu.mirror import Mirror, Mirrors
+from kvdb.gpu.notes import StepNotes
 from kvdb.gpu.request import AttentionRequest
+from kvdb.gpu.resident import ResidentLayer, ResidentStep
 from kvdb.gpu.scratch import Scratch
 from kvdb.gpu.tail import TailMirror
 from kvdb.gpu.upload import Uploader
@@ -42,6 +48,8 @@ class GpuBackend:
         self._tails: WeakSet[TailMirror] = WeakSet()
         self._tails_lock = Lock()
         self._batched_steps: OrderedDict[tuple[int, ...], tuple[list[LayerAttention], DecodeStep]] = OrderedDict()
+        self._resident_steps: OrderedDict[tuple[int, ...], tuple[list[ResidentLayer], ResidentStep]] = OrderedDict()
+        self._notes: StepNotes | None = None
         self._lock = Lock()
 
     @property
@@ -101,6 +109,27 @@ class GpuBackend:
         answers = SharedAnswers(step.wait)
         return [PendingAnswer(layer, answers, number) for number, layer in enumerate(own)]
 
+    def holds(self, array: Any) -> bool:
+        return isinstance(array, torch.Tensor) and array.device == self.device.torch
+
+    def resident(self, layer: DeviceAttention) -> ResidentLayer | None:
+        assert isinstance(layer, LayerAttention)
+        with self._lock:
+            self._notes = self._notes or StepNotes(self.device)
+        return layer.resident(self._notes)
+
+    def attend_resident(self, layers: Sequence[ResidentSteps], q: Any, k: Any, v: Any) -> torch.Tensor | None:
+        own = [layer for layer in layers if isinstance(layer, ResidentLayer)]
+        assert len(own) == len(layers)
+        with self._lock:
+            key = tuple(map(id, own))  # see `launch`
+            _, step = self._resident_steps.pop(key, (own, None))
+            step = step or ResidentStep(own, stacked=True)
+            self._resident_steps[key] = own, step
+            if len(self._resident_steps) > BATCHED_STEPS_MAX:
+                self._resident_steps.popitem(last=False)
+            return step.attend(q, k, v) if step.takes(q, k, v) else None
+
     def on_failure(self, error: KvdbError) -> None:
         """A query got no answer from the device. Where the device is lost, all copies are given up."""
         if isinstance(error, GpuLost):
@@ -121,4 +150,6 @@ class GpuBackend:
 
     def close(self) -> None:
         self._batched_steps.clear()
+        self._resident_steps.clear()
+        self._notes = None
         self.mirrors.close()

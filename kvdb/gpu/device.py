@@ -14,7 +14,7 @@ import kvdb.gpu.probe as probe
 from kvdb.config import GPU_DEVICE
 from kvdb.errors import CapacityError, ConfigError, GpuLost, Unsupported
 from kvdb.gpu.staging import Staging
-from kvdb.gpu.streams import ImmediateStream, Stream
+from kvdb.gpu.streams import ImmediateStopwatch, ImmediateStream, Stopwatch, Stream
 from kvdb.storage.tier import Blocks
 
 INTERPRETER = "interpreter"
@@ -133,8 +133,33 @@ class Device:
             if not self.interpreted:
                 torch.cuda.empty_cache()
 
+    def callers_stream(self) -> Stream:
+        """The stream on which the calling thread launches."""
+        return self.query_stream if self.interpreted else cast("Stream", torch.cuda.current_stream(self.torch))
+
+    def stopwatch(self) -> Stopwatch:
+        return ImmediateStopwatch() if self.interpreted else CardStopwatch()
+
     def _stream(self, priority: int = 0) -> Stream:
         return ImmediateStream() if self.interpreted else cast("Stream", torch.cuda.Stream(self.torch, priority=priority))
+
+
+class CardStopwatch:
+    """Measures by events of a card."""
+
+    def __init__(self) -> None:
+        self._began, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._used = False
+
+    def start(self, stream: Stream) -> None:
+        self._began.record(cast("torch.cuda.Stream", stream))
+
+    def stop(self, stream: Stream) -> None:
+        self._ended.record(cast("torch.cuda.Stream", stream))
+        self._used = True
+
+    def seconds(self) -> float:
+        return self._began.elapsed_time(self._ended) / 1e3 if self._used else 0.0
 
 
 def open_device(name: str) -> Device:

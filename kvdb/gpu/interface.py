@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from indexes.retrieval import Dipr, Retrieval, TopK
 from kvdb.attention.block_run import Span, Words
 from kvdb.attention.device import DeviceAttention, Pending, TailSlots
+from kvdb.attention.resident import ResidentSteps
 from kvdb.blend.rope_shift import RopeShifts
 from kvdb.catalog.segment import Segment
 from kvdb.gpu.mirror import Mirror
@@ -75,6 +76,20 @@ class GpuInterface(Protocol):
     def launch(self, layers: Sequence[DeviceAttention], q: Array) -> Sequence[Pending]:
         """Answer one token of each of several sessions in one step: q `[sessions, q_heads, head_dim]`. Blocks that they share are
         read once. Raises DeviceFailed."""
+        ...
+
+    def holds(self, array: Any) -> bool:
+        """Whether it is a tensor that lies on this GPU."""
+        ...
+
+    def resident(self, layer: DeviceAttention) -> ResidentSteps | None:
+        """Steps of a session that has all tokens of its layer on this GPU, and whose arrays lie there; None where it keeps tokens
+        in another format than they come in. Raises CapacityError or GpuLost."""
+        ...
+
+    def attend_resident(self, layers: Sequence[ResidentSteps], q: Any, k: Any, v: Any) -> Any | None:
+        """`ResidentSteps.attend` of several sessions of one model, each once: arrays `[sessions, heads, 1, head_dim]`. Blocks
+        that they share are read once. Raises CapacityError or GpuLost."""
         ...
 
     def owned(self) -> Mapping[SlotLayout, Sequence[Blocks]]:

@@ -9,8 +9,10 @@ from kvdb.attention.triton.pages import Pages
 from kvdb.errors import CapacityError, GpuLost, KvdbError
 from kvdb.gpu.decoding import DecodeStep
 from kvdb.gpu.device import Device
+from kvdb.gpu.notes import StepNotes
 from kvdb.gpu.prefilling import PrefillStep
 from kvdb.gpu.request import AttentionRequest
+from kvdb.gpu.resident import ResidentLayer
 from kvdb.gpu.scratch import Scratch
 from kvdb.storage.gpu import GpuTier
 from kvdb.types import Array, ModelSpec
@@ -38,6 +40,7 @@ class LayerAttention:
         self.request = request
         self._on_failure = on_failure
         self._decoding: dict[Retrieval | None, DecodeStep] = {}
+        self._resident: ResidentLayer | None = None
 
     @property
     def tail(self) -> bool:
@@ -66,6 +69,13 @@ class LayerAttention:
         except (CapacityError, GpuLost) as error:
             raise self.device_failed(error) from error
         return PendingAnswer(self, SharedAnswers(step.wait), 0)
+
+    def resident(self, notes: StepNotes) -> ResidentLayer | None:
+        """Steps whose arrays lie on the device; None where it has not all tokens, or not as they are. Raises CapacityError or
+        GpuLost."""
+        if self._resident is None and self.tail and self.pages.layout.format == self.spec.dtype:
+            self._resident = ResidentLayer(self.device, self.scratch, self.pages, self.spec, self.request, notes)
+        return self._resident
 
     def device_failed(self, error: KvdbError) -> DeviceFailed:
         """Report the error to `on_failure`. Returns what callers raise: TailHasNoRoom where only the tail found no room."""

@@ -46,7 +46,7 @@ class LaunchOutputs:
 
 class StepOutputs:
     """The outputs of a step of several sessions. exact: those of exact attention, one row a session. searched: those of each
-    launch of searches."""
+    launch of searches. key_nbytes: of one key or value."""
 
     def __init__(
         self, device: Device, spec: ModelSpec, layout: SlotLayout, exact_tokens: Sequence[int], searches: Sequence[SearchGroup]
@@ -55,7 +55,7 @@ class StepOutputs:
         be called inside `launching`."""
         self._device = device
         self._spec = spec
-        self._key_nbytes = layout.head_dim * FORMATS[layout.format]
+        self.key_nbytes = layout.head_dim * FORMATS[layout.format]
         self._exact_tokens = exact_tokens
         self._searches = searches
         self._rows = [len(exact_tokens), *map(len, searches)]
@@ -64,6 +64,28 @@ class StepOutputs:
         self.exact, *self.searched = self._split(self._flat)
         self._buffer: Buffer | None = None
         self._tails: Sequence[int] = ()
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """The tensor in which all of them lie."""
+        return self._flat
+
+    def states(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where in `flat` the states of each session begin, as `kvdb.attention.triton.finish` takes them: the states, and the
+        first of each session. Must be called inside `launching`."""
+        rows: list[list[list[int]]] = [[] for _ in self._exact_tokens]
+        for outputs, owners in zip((self.exact, *self.searched), self._owners(), strict=True):
+            for row, owner in enumerate(owners):
+                parts = outputs.out, outputs.lse, outputs.missed, outputs.missed_bound, outputs.counts
+                rows[owner].append([int(part[row].storage_offset()) for part in parts])
+        firsts = [0, *accumulate(map(len, rows))]
+        states = [state for session in rows for state in session]
+        table, begins = (torch.tensor(numbers, dtype=torch.int32, device=self._device.torch) for numbers in (states, firsts))
+        return self._device.tracked(table), self._device.tracked(begins)
+
+    def _owners(self) -> list[list[int]]:
+        """The sessions of the rows of each launch."""
+        return [list(range(len(self._exact_tokens))), *([owner for owner, _ in group] for group in self._searches)]
 
     def send(self, tails: Sequence[int]) -> None:
         """Launch the copy to the host. tails: tokens of each session's tail that were read. Must be called inside `launching`."""
@@ -92,7 +114,7 @@ class StepOutputs:
         tokens = self._exact_tokens[session] + self._tails[session]
         states = [_state(exact, session)]
         scanned = retrieved = float(tokens)
-        nbytes = 2.0 * tokens * self._spec.kv_heads * self._key_nbytes
+        nbytes = 2.0 * tokens * self._spec.kv_heads * self.key_nbytes
         missed, bounds = [], []
         for outputs, group in zip(searched, self._searches, strict=True):
             for row, (owner, part) in enumerate(group):
@@ -103,11 +125,11 @@ class StepOutputs:
                     attended = float(outputs.counts[row].sum())
                     scanned += part.span.tokens
                     retrieved += attended / self._spec.kv_heads
-                    nbytes += self._index_nbytes(part) + 2 * attended * self._key_nbytes
+                    nbytes += self.index_nbytes(part) + 2 * attended * self.key_nbytes
         none = np.full((self._spec.q_heads, 1), -np.inf, np.float32)
         return Answer(merge(states), _log_sum([none, *missed]), _log_sum([none, *bounds]), scanned, retrieved, int(nbytes))
 
-    def _index_nbytes(self, part: DevicePart) -> float:
+    def index_nbytes(self, part: DevicePart) -> float:
         """Bytes of index pages that a search reads: codes of half a byte a dimension with two factors, or two bounds of 16 bits a
         channel."""
         keys, dim = part.span.tokens * self._spec.kv_heads, self._spec.head_dim

@@ -1,5 +1,6 @@
 """Streams and events, and their stand-in on the CPU, where everything that was launched is done at once."""
 
+from time import perf_counter
 from typing import Protocol, Self
 
 
@@ -47,3 +48,31 @@ class ImmediateStream:
 
     def synchronize(self) -> None:
         """Nothing is under way."""
+
+
+class Stopwatch(Protocol):
+    """Measures what is launched between its two marks, without the host waiting."""
+
+    def start(self, stream: Stream) -> None: ...
+
+    def stop(self, stream: Stream) -> None: ...
+
+    def seconds(self) -> float:
+        """What was measured last, once the device is done with it; 0 before the first time."""
+        ...
+
+
+class ImmediateStopwatch:
+    """Measures what is done at once."""
+
+    def __init__(self) -> None:
+        self._began = self._took = 0.0
+
+    def start(self, stream: Stream) -> None:  # noqa: ARG002  # the protocol's
+        self._began = perf_counter()
+
+    def stop(self, stream: Stream) -> None:  # noqa: ARG002  # the protocol's
+        self._took = perf_counter() - self._began
+
+    def seconds(self) -> float:
+        return self._took

@@ -8,16 +8,18 @@ they read many times over.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import kvdb._native as _native
+import kvdb.session.device_steps as device_steps
 import kvdb.validate as validate
 from kvdb.attention.device import DeviceFailed, Pending
 from kvdb.attention.shared_prefix import exact_together, sharing_of
 from kvdb.catalog.segment_view import SegmentView
 from kvdb.planning.prepared import Prepared
+from kvdb.session.device_steps import DeviceSteps
 from kvdb.session.layer import Layer
 from kvdb.session.state import SessionState
 from kvdb.storage.paged_segment import pinned
@@ -50,6 +52,19 @@ def attend(
     with _turns(sessions):
         out = _native_steps(sessions, layer, q, k, v, options, starts)
         return _attend(sessions, layer, q, k, v, options, starts) if out is None else out
+
+
+def step(
+    sessions: Sequence[SessionState], layer: int, q: Any, k: Any, v: Any, options: QueryOptions, starts: Starts = None
+) -> Any | None:
+    """`attend` of one token of each session on the GPU alone, where the arrays and all that the sessions hold lie there, and
+    where the answer stays. None where more is needed, or anything is wrong; then nothing was done."""
+    with _turns(sessions):
+        alike = [session.native_steps(layer) for session in sessions if session.spec == sessions[0].spec]
+        steps = [own for own in alike if isinstance(own, DeviceSteps)]
+        if not steps or len(steps) < len(sessions):
+            return None
+        return device_steps.attend_together(steps, q, k, v, options, starts)
 
 
 def attention(sessions: Sequence[SessionState], layer: int, q: Array, options: QueryOptions) -> Array:

@@ -1,6 +1,7 @@
 """One layer of a session: its blocks, its plans, and the queries it has seen."""
 
 import logging
+from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
 from typing import Self
@@ -10,7 +11,6 @@ import numpy as np
 import kvdb.attention.exact as exact_attention
 import kvdb.deadlines as deadlines
 import kvdb.validate as validate
-from indexes.retrieval import Exact
 from kvdb.attention.device import DeviceFailed, Pending, TailHasNoRoom
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.hybrid import hybrid_attention
@@ -19,11 +19,12 @@ from kvdb.attention.sparse import sparse
 from kvdb.attention.state import AttentionState, beyond_float32
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.tail import Tail
-from kvdb.errors import NonFiniteError, PositionError
+from kvdb.errors import CapacityError, KvdbError, NonFiniteError, PositionError
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared
 from kvdb.session.audits import Audits
 from kvdb.session.counters import SessionCounters
+from kvdb.session.device_steps import DeviceSteps
 from kvdb.session.native_steps import Course, NativeSteps
 from kvdb.session.observed_queries import ObservedQueries, tells
 from kvdb.session.query_samples import QuerySamples
@@ -38,8 +39,6 @@ from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
 log = logging.getLogger(__name__)
 NO_POSITIONS: Positions = np.zeros(0, np.int64)
-DECODE_TOKENS = 16
-"""A call of more tokens is a prefill. Its time says nothing about a decode step, so it is not counted."""
 
 
 class Layer:
@@ -68,6 +67,7 @@ class Layer:
         self._resolved = NO_OPTIONS, NO_OPTIONS.with_default(error_max)
         self._counters = counters
         self._observed = ObservedQueries()
+        self._failed: KvdbError | None = None
         self._stand_on(snapshot)
         self.audits = Audits(number, self.planner, services.auditor)
 
@@ -78,15 +78,17 @@ class Layer:
         self.run = snapshot.run(self.number, self.tail)
         self.pages = snapshot.pages(self.number)
         self.page_reads: PageReads | None = None
-        self.segment_counters = SegmentCounters(snapshot.views, self._services.advisor.count_queries)
+        self.segment_counters = SegmentCounters(snapshot.views, self._services)
         self.planner = Planner(self._services, self._spec, snapshot, self.number, self.run, self._tail)
-        self.native_steps = NativeSteps(self._spec, self.run, self._tail, self.planner, self.query_samples, self._observed)
+        steps = NativeSteps if self.planner.gpu is None else DeviceSteps
+        self.native_steps = steps(self._spec, self.run, self._tail, self.planner, self.query_samples, self._observed)
         self._course: Course | None = None
 
     def ready(self) -> Self:
-        """Take over from native steps, and wait until audits under way have ended and everything that the layer reads is in main
-        memory. Returns the layer. Raises IntegrityError or Unavailable."""
+        """Take over from native steps, and wait for audits under way, and until everything that the layer reads is in main
+        memory. Returns the layer. Raises IntegrityError, Unavailable, and what `raise_failure` raises."""
         self.settle()
+        self.raise_failure()
         if self._waits:
             self._snapshot.wait(self.number)
             self._waits = False
@@ -98,13 +100,20 @@ class Layer:
         self.native_steps.stop()
         self.audits.settle()
 
+    def raise_failure(self) -> None:
+        """Raise, once, what was found out about steps on a GPU that had been answered: NonFiniteError or GpuLost."""
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
+
     def count_native_steps(self) -> None:
         """Count what native code answered by itself, so that the layer's tail and counters say it too."""
-        taken = self.native_steps.take()
-        if taken is not None:
-            course, number, stats, tokens = taken
+        if (taken := self.native_steps.take()) is None:
+            return
+        course, number, stats, tokens, self._failed = taken
+        if number:
             self._counters.count(course.prepared.plan, stats, tokens, number)
-            self._count(stats, 1, course.options, number, searched=course.searches)
+            self.segment_counters.count(number, 1, course.options, stats, self.run.tokens, searched=course.searches)
             self.audits.follow(course.prepared, stats, number)
 
     def go_on(self, asked: QueryOptions) -> None:
@@ -114,8 +123,7 @@ class Layer:
 
     def go_further(self) -> None:
         """Let native steps that halted go on: what they showed is counted, and more blocks of the tail are taken."""
-        steps = self.native_steps
-        if steps.native.full:
+        if (steps := self.native_steps).native.full:
             self.count_native_steps()
         if not steps.native.left and not steps.extend():
             self.count_native_steps()
@@ -123,8 +131,7 @@ class Layer:
                 steps.go_further(course, self.audits.idle_steps(course.prepared))
 
     def append(self, k: Array, v: Array) -> None:
-        """Append the KV of n tokens, `[kv_heads, n, head_dim]`. Raises NonFiniteError or CapacityError; then nothing was
-        appended."""
+        """Append the KV of n tokens, `[kv_heads, n, head_dim]`, or raise NonFiniteError or CapacityError."""
         start = self.tail.length
         try:
             self.tail.append(k, v)
@@ -198,8 +205,7 @@ class Layer:
             self.run.update_overlay(overlay.positions[self.number])  # also if nothing was added, see `append`
 
     def answer(self, q: Array, options: QueryOptions) -> tuple[Array, Plan, AttentionStats]:
-        """Answer the queries of the last n tokens, `[q_heads, n, head_dim]`. Returns the output, the plan, and what was read.
-        Raises UnknownRule or NonFiniteError."""
+        """Answer queries of the last tokens: the output, the plan, what was read. Raises UnknownRule or NonFiniteError."""
         prepared = self.prepare(q, options)
         out, stats = self.answer_prepared(prepared, q, options)
         return out, prepared.plan, stats
@@ -219,8 +225,8 @@ class Layer:
     def answer_prepared(
         self, prepared: Prepared, q: Array, options: QueryOptions, pending: Pending | None = None
     ) -> tuple[Array, AttentionStats]:
-        """Answer queries by the plan that was prepared for them, and count the answer. pending: see `execute`. Raises
-        NonFiniteError where float32 cannot hold the answer, DeadlineExceeded or Cancelled."""
+        """Answer queries by their plan, and count the answer. pending: see `execute`. Raises NonFiniteError where float32 cannot
+        hold the answer, DeadlineExceeded or Cancelled."""
         deadlines.check()
         n = q.shape[1]
         observed = tells(n, options) and (prepared.rechecks or self._observed.takes_next())
@@ -231,13 +237,13 @@ class Layer:
         state, stats = self.execute(served, q, options, observed, pending)
         if not self.tail.layout.finite(state.out, state.lse):
             raise beyond_float32()
-        self._count(stats, n, options, searched=bool(stats.searches))
+        self.segment_counters.count(1, n, options, stats, self.run.tokens, searched=bool(stats.searches))
         self.audits.answered(prepared, comparison, q, state.out, stats, options, self.execute)
         return state.out, stats
 
     def answered_exactly(self, prepared: Prepared, q: Array, out: Array, stats: AttentionStats, options: QueryOptions) -> None:
-        """Count an answer that was computed together with those of other sessions. q, out: `[q_heads, 1, head_dim]`."""
-        self._count(stats, 1, options, searched=False)
+        """Count an answer that was computed with those of other sessions. q, out: `[q_heads, 1, head_dim]`."""
+        self.segment_counters.count(1, 1, options, stats, self.run.tokens, searched=False)
         comparison = self.audits.due(prepared, 1, options, alone=False)
         self._course = Course(prepared, options, False) if comparison is None and not prepared.rechecks else None
         self.audits.answered(prepared, comparison, q, out, stats, options, self.execute)
@@ -280,18 +286,12 @@ class Layer:
 
     def close(self) -> None:
         """Tell the segments what was counted, and give everything back but the snapshot."""
-        self.settle()
+        with suppress(CapacityError):  # what the GPU still holds goes with the rest
+            self.settle()
         self.segment_counters.flush()
         self.query_samples.release()
         self._tail.release()
         self.tail.release()
-
-    def _count(self, stats: AttentionStats, n: int, options: QueryOptions, calls: int = 1, *, searched: bool) -> None:
-        """Count answers to n queries for the segments, if they were decode steps that an index could have answered. stats: sums
-        over the calls. searched: whether an index answered."""
-        short = self._services.config.optimizer.short_context_tokens
-        if n <= DECODE_TOKENS and not isinstance(options.retrieval, Exact) and self.run.tokens > short:
-            self.segment_counters.count(calls, stats.kernel_ns, stats.retrieved, self.run.tokens, searched=searched)
 
     def _searches(self, prepared: Prepared, n: int = 1) -> bool:
         """Whether indexes alone answer n queries beside the window. They cannot if a query belongs to a token before their last,

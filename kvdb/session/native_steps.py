@@ -16,7 +16,7 @@ from kvdb.attention.block_run import BlockRun
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.step import PreparedStep, made_step
 from kvdb.catalog.tail import Tail
-from kvdb.errors import CapacityError
+from kvdb.errors import CapacityError, KvdbError
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared
 from kvdb.session.observed_queries import EVERY, FIRST, ObservedQueries, tells
@@ -38,12 +38,14 @@ class Course(NamedTuple):
 
 
 class StepsTaken(NamedTuple):
-    """Steps of a course. stats: sums over them, but for the largest bound. tokens: before each, their sum."""
+    """Steps of a course. stats: sums over them, but for the largest bound. tokens: before each, their sum. failed: what was wrong
+    with those that followed, which were answered and are forgotten."""
 
     course: Course
     number: int
     stats: AttentionStats
     tokens: int
+    failed: KvdbError | None = None
 
 
 class NativeSteps:

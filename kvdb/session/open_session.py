@@ -217,8 +217,9 @@ class OpenSession:
         if self.turns.acquire(blocking=False):
             try:
                 if self._open:
-                    for layer in self._layers:
-                        layer.count_native_steps()
+                    with suppress(CapacityError):  # a GPU's, which keeps what it could not hand over
+                        for layer in self._layers:
+                            layer.count_native_steps()
             finally:
                 self.turns.release()
 
@@ -228,11 +229,14 @@ class OpenSession:
         return self.counters.seconds()
 
     def _settle(self) -> None:
-        """Take over from native steps, and wait for audits under way, which read what all layers hold. Raises SessionClosed."""
+        """Take over from native steps, and wait for audits under way, which read what all layers hold. Raises SessionClosed, and
+        what `Layer.raise_failure` raises."""
         self._check_open()
         for layer in self._layers:
             layer.settle()
             layer.tail.trim()
+        for layer in self._layers:
+            layer.raise_failure()
 
     def _check_open(self) -> None:
         """Begin a call with what is due. Raises SessionClosed."""

@@ -1,34 +1,41 @@
 """Counters of the queries of one layer of one session, for the segments that it reads."""
 
-from collections.abc import Callable
-
-from kvdb.catalog.segment import Segment
+from indexes.retrieval import Exact
+from kvdb.attention.exact import AttentionStats
 from kvdb.catalog.segment_view import Views
 from kvdb.catalog.usage import QueryCounts
+from kvdb.session.services import SessionServices
+from query_optimizer.query_options import QueryOptions
 
 FLUSH_QUERIES = 64
 """After this many queries, their counts are handed to the segments."""
+DECODE_TOKENS = 16
+"""A call of more tokens is a prefill. Its time says nothing about a decode step, so it is not counted."""
 
 
 class SegmentCounters:
-    """Counts queries, and regularly hands each segment its share. tell: receives a segment and the counts of its queries."""
+    """Counts queries, and regularly tells the advisor each segment's share."""
 
-    def __init__(self, views: Views, tell: Callable[[Segment, QueryCounts], None]) -> None:
+    def __init__(self, views: Views, services: SessionServices) -> None:
         self._views = views
-        self._tell = tell
+        self._short = services.config.optimizer.short_context_tokens
+        self._tell = services.advisor.count_queries
         self._tokens = 0
         self._reset()
 
-    def count(self, queries: int, nanoseconds: int, retrieved: float, tokens: int, *, searched: bool) -> None:
-        """Count queries that attended `retrieved` tokens in all, of `tokens` each. searched: whether an index found them."""
-        self._queries += queries
-        self._nanoseconds += nanoseconds
+    def count(self, calls: int, n: int, options: QueryOptions, stats: AttentionStats, tokens: int, *, searched: bool) -> None:
+        """Count calls of n queries each, if they were decode steps that an index could have answered. stats: sums over the calls.
+        tokens: in the layer. searched: whether an index answered."""
+        if n > DECODE_TOKENS or isinstance(options.retrieval, Exact) or tokens <= self._short:
+            return
+        self._queries += calls
+        self._nanoseconds += stats.kernel_ns
         self._tokens = tokens
         if searched:
-            self._attended += retrieved / tokens
+            self._attended += stats.retrieved / tokens
         else:
-            self._whole += queries
-            self._whole_nanoseconds += nanoseconds
+            self._whole += calls
+            self._whole_nanoseconds += stats.kernel_ns
         if self._queries >= FLUSH_QUERIES:
             self.flush()
 

@@ -175,6 +175,12 @@ class Batch:
         self.table[begin : begin + len(slots)].copy_(torch.from_numpy(np.ascontiguousarray(slots, np.int32)), non_blocking=True)
         self._blocks[piece] = len(slots)
 
+    def last_slots(self, sequence: int) -> torch.Tensor:
+        """The slots of the sequence's last piece in `table`, and the room behind them, int32. Raises ValueError where it is
+        shared."""
+        piece = self._own(sequence)
+        return self.table[self._begins[piece] : self._begins[piece + 1]]
+
     def _own(self, sequence: int) -> int:
         piece = self._last[sequence]
         if self._shared[piece]:

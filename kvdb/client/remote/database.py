@@ -130,6 +130,9 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
         request = messages.attend_together(ids, layer, (q, k, v), options, starts)
         return codec.from_array(connection.call(connection.stub.AttendTogether, request).out).copy()
 
+    def step_together(self, *_: object) -> None:
+        """Nothing: the caller's arrays travel as numpy has them, by `attend_together`."""
+
     def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
         """A query of several sessions; see `kvdb.database.Database.attention_together`, and `attend_together`."""
         connection = self._connected()

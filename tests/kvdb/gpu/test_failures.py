@@ -39,7 +39,7 @@ def test_the_cpu_takes_over_in_mid_query(documents, monkeypatch, caplog, kind, w
         raise ERRORS[kind]
 
     with monkeypatch.context() as broken:
-        target = "kvdb.gpu.decoding.decode" if where == "launch" else "kvdb.gpu.streams.ImmediateStream.synchronize"
+        target = "kvdb.gpu.step_launches.decode" if where == "launch" else "kvdb.gpu.streams.ImmediateStream.synchronize"
         broken.setattr(target, fail)
         with caplog.at_level(logging.WARNING):
             close(step(there, kv, STORED + 1, EXACT), step(here, kv, STORED + 1, EXACT))

@@ -52,7 +52,7 @@ def test_each_gets_what_it_gets_alone(engines, options, monkeypatch):
 def test_it_is_one_launch(engines, monkeypatch):
     (engine, _), texts = engines
     sessions = [opened(engine, texts[0], STORED) for _ in range(3)]
-    import kvdb.gpu.decoding as decoding
+    import kvdb.gpu.step_launches as step_launches
 
     launched = []
 
@@ -60,8 +60,8 @@ def test_it_is_one_launch(engines, monkeypatch):
         launched.append(len(q))
         decode(q, *arguments)
 
-    decode = decoding.decode
-    monkeypatch.setattr(decoding, "decode", counting)
+    decode = step_launches.decode
+    monkeypatch.setattr(step_launches, "decode", counting)
     for at in range(2):
         q, k, v = (np.stack([getattr(texts[0], name)[0][:, at : at + 1]] * 3) for name in "qkv")
         batch.attend(sessions, 0, q, k, v, QueryOptions(Exact()))

@@ -15,6 +15,7 @@ from kvdb.attention.triton.blocks import copy, load, store
 from kvdb.attention.triton.coarse import CoarseWorkspace, bounds, coarse_top
 from kvdb.attention.triton.decode import decode
 from kvdb.attention.triton.dipr import dipr
+from kvdb.attention.triton.finish import STATE_INTS, SUMS, finish
 from kvdb.attention.triton.flat import encode
 from kvdb.attention.triton.pages import Runs
 from kvdb.attention.triton.prefill import prefill
@@ -109,6 +110,13 @@ def _blocks(form: str, block: int = BLOCK) -> Callable[[], None]:
     return call
 
 
+def _finish() -> None:
+    q, kv = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((2, KV_HEADS * GROUP, HEAD_DIM), (2, 2, KV_HEADS, HEAD_DIM)))
+    states, ints = torch.zeros((4, STATE_INTS), dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    noted = torch.zeros(2, dtype=torch.int32), torch.zeros((2, SUMS))
+    finish(torch.zeros(1 << 16), states, ints, q, kv, torch.empty_like(q), ints[:2].clone(), ints[:2].clone(), *noted)
+
+
 SPECIMENS = {
     "decode bfloat16": Specimen(_decode("bfloat16", 1), (90,), (16, 16)),
     "decode bfloat16, moved, hidden, odd blocks": Specimen(_decode("bfloat16", 1, 48, placed=True), (80,), (16, 8)),
@@ -117,6 +125,7 @@ SPECIMENS = {
     "prefill bfloat16": Specimen(_prefill("bfloat16", 100, 1), (80,), (16, 16)),
     "prefill bfloat16, split, moved, hidden": Specimen(_prefill("bfloat16", 4, 2, placed=True), (90,), (16, 8)),
     "rope bfloat16": Specimen(_rope),
+    "finish bfloat16": Specimen(_finish),
     "dipr bfloat16": Specimen(_dipr("bfloat16"), (90,)),
     "dipr int8, odd blocks": Specimen(_dipr("int8", 48), (80,)),
     "coarse bfloat16": Specimen(_coarse("bfloat16")),

@@ -1,0 +1,223 @@
+"""Decode steps whose arrays lie on the device: the token is appended there, its query is answered there, and the answer stays.
+
+Nothing is copied to main memory, and nobody waits. What a step shows, and the tokens themselves, reach main memory when the host
+next asks for them (`ResidentLayer.take`): then it is also found out whether a step was given numbers that are not finite.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from weakref import finalize
+
+import torch
+
+from kvdb.attention.exact import AttentionStats
+from kvdb.attention.resident import StepsOnDevice
+from kvdb.attention.triton.blocks import load, store
+from kvdb.attention.triton.finish import finish
+from kvdb.attention.triton.pages import TORCH, Pages
+from kvdb.gpu.device import Device
+from kvdb.gpu.graph import CapturedStep
+from kvdb.gpu.launch import launching, track_memory
+from kvdb.gpu.notes import Noted, StepNotes
+from kvdb.gpu.outputs import StepOutputs
+from kvdb.gpu.request import AttentionRequest
+from kvdb.gpu.scratch import Scratch
+from kvdb.gpu.step_launches import StepLaunches
+from kvdb.gpu.tail import TailMirror
+from kvdb.storage.tier import Blocks
+from kvdb.types import Array, ModelSpec
+
+TAKEN_TOKENS = 256
+"""Tokens that come to main memory at a time."""
+
+
+class ResidentLayer:
+    """Implements `kvdb.attention.resident.ResidentSteps`; all tokens that the layer has lie on the device."""
+
+    def __init__(
+        self, device: Device, scratch: Scratch, pages: Pages, spec: ModelSpec, request: AttentionRequest, notes: StepNotes
+    ) -> None:
+        """Raises CapacityError or GpuLost."""
+        assert request.tail is not None
+        self.device = device
+        self.scratch = scratch
+        self.pages = pages
+        self.spec = spec
+        self.request = request
+        self.notes = notes
+        self.tail: TailMirror = request.tail
+        self.searches = any(part.kind is not None for part in request.parts)
+        self.row = notes.take()
+        finalize(self, notes.give, self.row)
+        self.last_step: tuple[ResidentStep, int] | None = None
+        self._kept: list[torch.Tensor] = []
+        self._alone: ResidentStep | None = None
+
+    def begin(self, steps: int) -> None:
+        """See `ResidentSteps.begin`."""
+        self.tail.sync()
+        self.tail.reserve(self.tail.length + steps)
+        self._kept.clear()
+        with launching(self.device, self.device.query_stream):
+            self.notes.reset(self.row)
+        self._alone = self._alone or ResidentStep([self], stacked=False)
+
+    def attend(self, q: Any, k: Any, v: Any) -> Any | None:
+        """See `ResidentSteps.attend`."""
+        assert self._alone is not None
+        return self._alone.attend(q, k, v) if self._alone.takes(q, k, v) else None
+
+    def keep_query(self, q: Any) -> None:
+        """See `ResidentSteps.keep_query`."""
+        self._kept.append(q.clone())
+
+    def take(self, steps: int) -> StepsOnDevice:
+        """See `ResidentSteps.take`."""
+        device, tail = self.device, self.tail
+        begin = tail.tokens - steps
+        with launching(device, device.query_stream):
+            device.query_stream.wait_event(device.callers_stream().record_event())  # the kept queries are copied there
+            noted = self.notes.read(self.row)
+            good = max(0, min(steps, noted.first_bad - 1 - begin))
+            pairs = []
+            for at in range(begin, begin + good, TAKEN_TOKENS):
+                k, v = load(self.pages, tail.device_slots(), at, min(TAKEN_TOKENS, begin + good - at))
+                pairs.append((self._to_host(k), self._to_host(v)))
+            assert self.last_step is not None
+            step, number = self.last_step
+            queries = [self._to_host(q) for q in (*self._kept, step.query(number))]
+            self._kept.clear()
+            self.notes.reset(self.row)
+        tail.tokens = begin + good
+        if good < steps:
+            noted = Noted(noted.first_bad)  # what was summed is not finite either
+        stats = self._stats(begin, good, noted, step.seconds())
+        return StepsOnDevice(good, pairs, queries[:-1], queries[-1], stats, failed=good < steps)
+
+    def _to_host(self, x: torch.Tensor) -> Array:
+        """The tensor in the spec's dtype in main memory, once it is there. Must be called inside `launching`."""
+        dtype = self.spec.numpy_dtype
+        with self.device.query_staging.take(x.numel() * dtype.itemsize) as buffer:
+            buffer.tensor.view(TORCH[self.spec.dtype]).view(x.shape).copy_(x.to(TORCH[self.spec.dtype]))
+            self.device.query_stream.synchronize()
+            return buffer.array.view(dtype).reshape(x.shape).copy()
+
+    def _stats(self, begin: int, steps: int, noted: Noted, seconds: float) -> AttentionStats:
+        """The statistics of these steps, the first of which found `begin` tokens in the tail. seconds: of the last."""
+        spec, request, outputs = self.spec, self.request, self._outputs
+        whole = steps * request.exact_tokens + sum(range(begin + 1, begin + steps + 1))
+        searched = [part for part in request.parts if part.kind is not None]
+        index = sum(outputs.index_nbytes(part) for part in searched)
+        return AttentionStats(
+            scanned=whole + steps * sum(part.span.tokens for part in searched),
+            retrieved=whole + noted.attended / spec.kv_heads,
+            nbytes=int(2 * (whole * spec.kv_heads + noted.attended) * outputs.key_nbytes + steps * index),
+            kernel_ns=int(1e9 * steps * seconds),
+            missed=noted.missed / spec.q_heads,
+            missed_bound=noted.bound / spec.q_heads,
+            missed_bound_max=noted.bound_max,
+        )
+
+    @property
+    def _outputs(self) -> StepOutputs:
+        assert self._alone is not None
+        return self._alone.outputs
+
+
+class ResidentStep:
+    """A step of some layers of sessions of one model, made once and used for one token after the other. stacked: whether callers
+    hand in arrays with a dimension for the sessions."""
+
+    def __init__(self, layers: Sequence[ResidentLayer], *, stacked: bool) -> None:
+        """Raises CapacityError or GpuLost."""
+        first = layers[0]
+        self._layers = layers
+        self._device: Device = first.device
+        self._pages, self._notes = first.pages, first.notes
+        spec, device, n = first.spec, self._device, len(layers)
+        with launching(device, device.query_stream):
+            requests = [layer.request for layer in layers]
+            self._launches = StepLaunches(device, first.scratch, first.pages, spec, requests)
+            dtype = TORCH[spec.dtype]
+            self._kv = torch.empty((n, 2, spec.kv_heads, spec.head_dim), dtype=dtype, device=device.torch)
+            self._out = torch.empty_like(self._launches.q)
+            self._rows = torch.tensor([layer.row for layer in layers], dtype=torch.int32, device=device.torch)
+            self._states, self._firsts = self._launches.outputs.states()
+            track_memory(device, self)
+        own = self._launches.q, self._kv[:, 0], self._kv[:, 1], self._out
+        *self._targets, self._answer = (x[:, :, None] if stacked else x[0, :, None] for x in own)
+        self._step = CapturedStep(self._kernels, device.query_stream)
+        self._watch = device.stopwatch()
+        self._known: list[tuple[int, Blocks]] = []
+
+    @property
+    def outputs(self) -> StepOutputs:
+        """What its launches write."""
+        return self._launches.outputs
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """See `HoldsTensors`. What it launches counts its own."""
+        yield from (self._kv, self._out, self._rows)
+
+    def takes(self, *arrays: Any) -> bool:
+        """Whether q, k and v are such tensors on this device as a step takes."""
+        return all(
+            isinstance(x, torch.Tensor)
+            and x.device == self._device.torch
+            and x.dtype == target.dtype
+            and x.shape == target.shape
+            and not x.requires_grad
+            for x, target in zip(arrays, self._targets, strict=True)
+        )
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Append the token of each session, and answer its query. It is done behind what the caller's stream holds, and before
+        what the caller launches later. Raises CapacityError or GpuLost."""
+        device = self._device
+        with device.watch():
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        caller, own = device.callers_stream(), device.query_stream
+        with launching(device, own):
+            own.wait_event(caller.record_event())
+            self._follow()
+            torch._foreach_copy_(self._targets, [q, k, v], non_blocking=True)
+            self._watch.start(own)
+            self._step()
+            self._watch.stop(own)
+            out.copy_(self._answer)
+            caller.wait_event(own.record_event())
+        for number, layer in enumerate(self._layers):
+            layer.tail.tokens += 1
+            layer.last_step = self, number
+        self._known = [(tokens + 1, slots) for tokens, slots in self._known]
+        return out
+
+    def _follow(self) -> None:
+        """Tell the device how many tokens the tails have, and where, if it does not know that by its own steps."""
+        tails = [layer.tail for layer in self._layers]
+        known = len(self._known) == len(tails) and all(
+            tail.tokens == tokens and tail.slots is slots for tail, (tokens, slots) in zip(tails, self._known, strict=True)
+        )
+        if not known:
+            if self._launches.follow_tails():
+                self._step.reset()
+            self._known = [(tail.tokens, tail.slots) for tail in tails]
+
+    def _kernels(self) -> None:
+        """Launch everything, for a CUDA graph to replay."""
+        launches, batch, kv = self._launches, self._launches.batch, self._kv
+        tails = batch.tails
+        for i in range(len(self._layers)):
+            store(self._pages, batch.last_slots(i), tails[i : i + 1], kv[i, 0][:, None], kv[i, 1][:, None])
+        tails.add_(1)
+        launches.launch()
+        noted = self._notes.first_bad, self._notes.sums
+        finish(launches.outputs.flat, self._states, self._firsts, launches.q, kv, self._out, tails, self._rows, *noted)
+
+    def query(self, number: int) -> torch.Tensor:
+        """The last query of one of its sessions, `[q_heads, 1, head_dim]` on the device."""
+        return self._launches.q[number, :, None]
+
+    def seconds(self) -> float:
+        """What the last step took each session, once it is done."""
+        return self._watch.seconds() / len(self._layers)

@@ -1,0 +1,207 @@
+"""Decode steps of a layer whose arrays lie on the GPU that holds its tokens, and stay there.
+
+A step like the one before it needs nothing of main memory: its token is appended on the GPU, and answered by the same plan. What
+the session counts, samples and stores of such steps comes to main memory when anything else is asked of the session, and when as
+many were taken as main memory was kept free for. A step that was given numbers which are not finite is found out then, and ends
+the steps: it and what followed it are forgotten, and the next call says so.
+"""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from kvdb.attention.exact import AttentionStats
+from kvdb.attention.partition import RunPartition
+from kvdb.attention.resident import ResidentSteps, StepsOnDevice
+from kvdb.errors import CapacityError, GpuLost, NonFiniteError
+from kvdb.gpu.interface import GpuInterface
+from kvdb.session.native_steps import Course, NativeSteps, StepsTaken
+from kvdb.session.observed_queries import tells
+from query_optimizer.query_options import QueryOptions
+
+NOTHING = AttentionStats(0, 0, 0, 0)
+
+
+class DeviceSteps(NativeSteps):
+    """The steps of one layer of a session of a database with a GPU; native code takes none there.
+
+    resident: the steps on the GPU, None while none may be taken.
+    """
+
+    __slots__ = ("_every", "_first_kept", "_gpu_version", "_next_kept", "_taken", "_wanted", "resident")
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.resident: ResidentSteps | None = None
+        self._wanted = False
+        self._taken = self._gpu_version = 0
+        self._sample_next()
+
+    def attend(self, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
+        """See `NativeSteps.attend`; here tensors on the GPU. Then numbers that are not finite are found out by a later call."""
+        if self.resident is None or not self.may_go_on(options, start):
+            self.want(q)
+            return None
+        try:
+            out = self.resident.attend(q, k, v)
+        except (CapacityError, GpuLost):
+            self.refuse()
+            return None
+        if out is None:
+            self._wanted = self.gpu is not None and self.gpu.holds(q)
+        else:
+            self.count_step(q)
+        return out
+
+    @property
+    def gpu(self) -> GpuInterface | None:
+        return self._planner.gpu
+
+    def want(self, q: Any) -> None:
+        """Take steps from the next on, if this query lies on the GPU."""
+        self._wanted = self._wanted or (self.gpu is not None and self.gpu.holds(q))
+
+    def refuse(self) -> None:
+        """Take no more steps, because the GPU failed. Taking those that were taken tells what that means."""
+        self._left = 0
+
+    def may_go_on(self, options: QueryOptions, start: int | None) -> bool:
+        """Whether one more step may be taken, of the token at this position."""
+        gpu = self.gpu
+        return (
+            self._left > 0
+            and (options is self.asked or options == self.asked)
+            and (start is None or start == self._run.tokens + self._taken)
+            and gpu is not None
+            and gpu.version == self._gpu_version
+            and all(changes.value == value for changes, value in self._facts)
+        )
+
+    def count_step(self, q: Any, number: int | None = None) -> None:
+        """One more step was taken, with this query, or the query of this number among several."""
+        if self._taken == self._next_kept:
+            assert self.resident is not None
+            self.resident.keep_query(q if number is None else q[number])
+            self._next_kept += self._every
+        self._taken += 1
+        self._left -= 1
+
+    def follow(self, course: Course, asked: QueryOptions, steps: int) -> None:
+        """See `NativeSteps.follow`."""
+        run, table, prepared = self._run, self._tail.table, course.prepared
+        device, gpu, facts = prepared.partition.device, self.gpu, self._planner.facts_of(prepared)
+        allowed = min(steps, prepared.uses_left, prepared.plan.tokens_end - 1 - run.read_tokens)
+        if (
+            not self._wanted
+            or device is None
+            or gpu is None
+            or facts is None
+            or allowed <= 0
+            or self._reads_here(prepared.partition)
+        ):
+            return
+        decides = course.options.max_missed_mass is not None or prepared.partition.guards is not None
+        try:
+            resident = gpu.resident(device)
+            if resident is None or (resident.searches and decides):
+                return
+            if not table.room:
+                table.reserve_ahead(self._blocks_ahead())
+                run.refresh(table.length)
+            self._left = min(allowed, table.room)
+            resident.begin(self._left)
+        except (CapacityError, GpuLost):
+            return  # the next step goes by main memory, and says what is wrong
+        self._course, self.asked, self._facts, self.resident = course, asked, facts, resident
+        self._gpu_version = gpu.version
+        self._sample_next()
+
+    @property
+    def halted(self) -> bool:
+        """Nothing but a call that goes by main memory lets these steps go on."""
+        return False
+
+    def stop(self) -> None:
+        """See `NativeSteps.stop`."""
+        self._course = self.resident = None
+        self._left = 0
+
+    def take(self) -> StepsTaken | None:
+        """See `NativeSteps.take`. Raises CapacityError where the GPU has no memory to bring the tokens by; it keeps them then."""
+        course, resident, table = self._course, self.resident, self._tail.table
+        if course is None or resident is None or not self._taken:
+            return None
+        try:
+            taken = resident.take(self._taken)
+        except GpuLost as error:
+            lost = GpuLost(f"{error}; the last {self._taken} tokens of the layer, which were there alone, are lost")
+            self._end()
+            return StepsTaken(course, 0, NOTHING, 0, lost)
+        before, tokens = table.length, self._run.tokens
+        self._taken = 0
+        for k, v in taken.pairs:
+            table.append(k, v)
+        self._run.refresh(before)
+        self._sample_taken(taken)
+        course.prepared.uses_left -= taken.number
+        if tells(1, course.options):
+            self._observed.pass_by(taken.number)
+        failed = None
+        if taken.failed:
+            self._end()
+            failed = NonFiniteError(
+                f"q, k or v of the token at position {tokens + taken.number}, or its answer, hold NaN or infinity; it and what "
+                "followed it on the GPU is forgotten; find where the model produced them"
+            )
+        seen = taken.number * tokens + taken.number * (taken.number + 1) // 2
+        return StepsTaken(course, taken.number, taken.stats, seen, failed)
+
+    def _end(self) -> None:
+        """Forget what only the GPU holds of the tail."""
+        self._taken = self._left = 0
+        self._tail.truncated()
+
+    def _reads_here(self, partition: RunPartition) -> bool:
+        """Whether any token is answered for by the CPU."""
+        return bool(partition.searched or partition.whole or len(partition.cpu_blocks(self._run).addresses))
+
+    def _sample_taken(self, taken: StepsOnDevice) -> None:
+        """Add the queries that were kept to the sample, those in between as passed by."""
+        samples, seen = self._query_samples, 0
+        for number, query in zip(count(self._first_kept, max(1, self._every)), taken.queries, strict=False):
+            if number < taken.number:
+                samples.pass_by(number - seen)
+                samples.add(query)
+                seen = number + 1
+        samples.pass_by(taken.number - seen)
+        if taken.number:
+            samples.last = taken.last_query
+        self._sample_next()
+
+    def _sample_next(self) -> None:
+        self._every = self._query_samples.every
+        self._first_kept = self._next_kept = self._query_samples.next_in if self._every else -1
+
+
+def attend_together(
+    steps: Sequence[DeviceSteps], q: Any, k: Any, v: Any, options: QueryOptions, starts: Sequence[int] | None
+) -> Any | None:
+    """`DeviceSteps.attend` of sessions of one model, one launch for all: arrays `[sessions, heads, 1, head_dim]`. None where any
+    of them needs more, or anything is wrong; then nothing was done."""
+    gpu, residents = steps[0].gpu, [own.resident for own in steps if own.resident is not None]
+    begins = [None] * len(steps) if starts is None else starts
+    ready = len(begins) == len(residents) == len(set(map(id, steps))) == len(steps)
+    if gpu is None or not ready or not all(own.may_go_on(options, start) for own, start in zip(steps, begins, strict=True)):
+        for own in steps:
+            own.want(q)
+        return None
+    try:
+        out = gpu.attend_resident(residents, q, k, v)
+    except (CapacityError, GpuLost):
+        for own in steps:
+            own.refuse()
+        return None
+    if out is not None:
+        for number, own in enumerate(steps):
+            own.count_step(q, number)
+    return out
