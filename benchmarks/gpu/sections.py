@@ -39,6 +39,7 @@ SECTIONS = {
         Section("build", 45),
         Section("formats", 45),
         Section("graph", 45),
+        Section("layers", 90, compiled=True),
         Section("overlap", 120, compiled=True),
     )
 }

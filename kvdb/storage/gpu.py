@@ -38,7 +38,7 @@ class GpuTier(CountedTier):
     """A `Tier` over one slab, whose blocks are slots of one layout. Thread-safe. It never grows: eviction makes room.
 
     slab: uint8 `[slots, layout.nbytes]` on the device, zero at first, so that no slot ever holds NaN or infinity. Slots hold
-    copies only, so that nothing is lost with the device.
+    copies only, so that nothing is lost with the device but the last tokens of steps that stay there (`kvdb.gpu.resident`).
     """
 
     name = "gpu"
