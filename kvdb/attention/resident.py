@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvdb.attention.exact import AttentionStats
-from kvdb.types import Array, KeysValues
+from kvdb.types import Array, Float32, KeysValues
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,10 @@ class StepsOnDevice:
 class ResidentSteps(Protocol):
     """Decode steps of one layer of a session whose arrays lie on the device, one token each, without the host waiting."""
 
-    @property
-    def searches(self) -> bool:
-        """Whether they leave any token out."""
-        ...
-
-    def begin(self, steps: int) -> None:
-        """Have room on the device for so many tokens behind those in main memory. Raises CapacityError or GpuLost."""
+    def begin(self, steps: int, guards: Float32 | None, bound: float) -> None:
+        """Have room on the device for so many tokens behind those in main memory. Where searches are estimated to miss more than
+        the guards allow (`RunPartition.guards`), or bounded to miss more than this share of the mass, everything is read. Raises
+        CapacityError or GpuLost."""
         ...
 
     def attend(self, q: Any, k: Any, v: Any) -> Any | None:

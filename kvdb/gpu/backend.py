@@ -124,7 +124,8 @@ class GpuBackend:
         with self._lock:
             key = tuple(map(id, own))  # see `launch`
             _, step = self._resident_steps.pop(key, (own, None))
-            step = step or ResidentStep(own, stacked=True)
+            if step is None or not step.judges(own):
+                step = ResidentStep(own, stacked=True)
             self._resident_steps[key] = own, step
             if len(self._resident_steps) > BATCHED_STEPS_MAX:
                 self._resident_steps.popitem(last=False)

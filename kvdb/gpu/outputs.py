@@ -9,6 +9,7 @@ import torch
 
 from kvdb.attention.device import Answer
 from kvdb.attention.state import AttentionState, merge
+from kvdb.attention.triton.finish import States
 from kvdb.gpu.device import Device
 from kvdb.gpu.interface import FLAT, DevicePart
 from kvdb.gpu.staging import Buffer
@@ -65,14 +66,8 @@ class StepOutputs:
         self._buffer: Buffer | None = None
         self._tails: Sequence[int] = ()
 
-    @property
-    def flat(self) -> torch.Tensor:
-        """The tensor in which all of them lie."""
-        return self._flat
-
-    def states(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where in `flat` the states of each session begin, as `kvdb.attention.triton.finish` takes them: the states, and the
-        first of each session. Must be called inside `launching`."""
+    def states(self) -> States:
+        """The states of each session, for `kvdb.attention.triton.finish`. Must be called inside `launching`."""
         rows: list[list[list[int]]] = [[] for _ in self._exact_tokens]
         for outputs, owners in zip((self.exact, *self.searched), self._owners(), strict=True):
             for row, owner in enumerate(owners):
@@ -80,8 +75,8 @@ class StepOutputs:
                 rows[owner].append([int(part[row].storage_offset()) for part in parts])
         firsts = [0, *accumulate(map(len, rows))]
         states = [state for session in rows for state in session]
-        table, begins = (torch.tensor(numbers, dtype=torch.int32, device=self._device.torch) for numbers in (states, firsts))
-        return self._device.tracked(table), self._device.tracked(begins)
+        places, begins = (torch.tensor(numbers, dtype=torch.int32, device=self._device.torch) for numbers in (states, firsts))
+        return States(self._flat, self._device.tracked(places), self._device.tracked(begins))
 
     def _owners(self) -> list[list[int]]:
         """The sessions of the rows of each launch."""

@@ -13,7 +13,7 @@ import torch
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.resident import StepsOnDevice
 from kvdb.attention.triton.blocks import load, store
-from kvdb.attention.triton.finish import finish
+from kvdb.attention.triton.finish import NoteRows, finish
 from kvdb.attention.triton.pages import TORCH, Pages
 from kvdb.gpu.device import Device
 from kvdb.gpu.graph import CapturedStep
@@ -21,11 +21,12 @@ from kvdb.gpu.launch import launching, track_memory
 from kvdb.gpu.notes import Noted, StepNotes
 from kvdb.gpu.outputs import StepOutputs
 from kvdb.gpu.request import AttentionRequest
+from kvdb.gpu.reread import Limits, Reread
 from kvdb.gpu.scratch import Scratch
 from kvdb.gpu.step_launches import StepLaunches
 from kvdb.gpu.tail import TailMirror
 from kvdb.storage.tier import Blocks
-from kvdb.types import Array, ModelSpec
+from kvdb.types import Array, Float32, ModelSpec
 
 TAKEN_TOKENS = 256
 """Tokens that come to main memory at a time."""
@@ -47,20 +48,24 @@ class ResidentLayer:
         self.notes = notes
         self.tail: TailMirror = request.tail
         self.searches = any(part.kind is not None for part in request.parts)
+        self.limits = Limits()
         self.row = notes.take()
         finalize(self, notes.give, self.row)
         self.last_step: tuple[ResidentStep, int] | None = None
         self._kept: list[torch.Tensor] = []
         self._alone: ResidentStep | None = None
 
-    def begin(self, steps: int) -> None:
+    def begin(self, steps: int, guards: Float32 | None, bound: float) -> None:
         """See `ResidentSteps.begin`."""
+        if guards is not self.limits.guards or bound != self.limits.bound:
+            self.limits = Limits(guards, bound)
         self.tail.sync()
         self.tail.reserve(self.tail.length + steps)
         self._kept.clear()
         with launching(self.device, self.device.query_stream):
             self.notes.reset(self.row)
-        self._alone = self._alone or ResidentStep([self], stacked=False)
+        if self._alone is None or not self._alone.judges([self]):
+            self._alone = ResidentStep([self], stacked=False)
 
     def attend(self, q: Any, k: Any, v: Any) -> Any | None:
         """See `ResidentSteps.attend`."""
@@ -133,7 +138,7 @@ class ResidentStep:
         first = layers[0]
         self._layers = layers
         self._device: Device = first.device
-        self._pages, self._notes = first.pages, first.notes
+        self._pages = first.pages
         spec, device, n = first.spec, self._device, len(layers)
         with launching(device, device.query_stream):
             requests = [layer.request for layer in layers]
@@ -141,14 +146,18 @@ class ResidentStep:
             dtype = TORCH[spec.dtype]
             self._kv = torch.empty((n, 2, spec.kv_heads, spec.head_dim), dtype=dtype, device=device.torch)
             self._out = torch.empty_like(self._launches.q)
-            self._rows = torch.tensor([layer.row for layer in layers], dtype=torch.int32, device=device.torch)
-            self._states, self._firsts = self._launches.outputs.states()
+            rows = torch.tensor([layer.row for layer in layers], dtype=torch.int32, device=device.torch)
+            self._note_rows = NoteRows(rows, first.notes.first_bad, first.notes.sums)
+            self._states = self._launches.outputs.states()
+            limited = any(layer.searches and layer.limits.any for layer in layers)
+            self._reread = Reread(device, first.scratch, first.pages, spec, requests) if limited else None
             track_memory(device, self)
         own = self._launches.q, self._kv[:, 0], self._kv[:, 1], self._out
         *self._targets, self._answer = (x[:, :, None] if stacked else x[0, :, None] for x in own)
         self._step = CapturedStep(self._kernels, device.query_stream)
         self._watch = device.stopwatch()
         self._known: list[tuple[int, Blocks]] = []
+        self._limits: list[Limits] = []
 
     @property
     def outputs(self) -> StepOutputs:
@@ -157,7 +166,11 @@ class ResidentStep:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """See `HoldsTensors`. What it launches counts its own."""
-        yield from (self._kv, self._out, self._rows)
+        yield from (self._kv, self._out, self._note_rows.rows)
+
+    def judges(self, layers: Sequence[ResidentLayer]) -> bool:
+        """Whether it holds what these layers' answers may miss against their limits, or they have none."""
+        return self._reread is not None or not any(layer.searches and layer.limits.any for layer in layers)
 
     def takes(self, *arrays: Any) -> bool:
         """Whether q, k and v are such tensors on this device as a step takes."""
@@ -193,15 +206,23 @@ class ResidentStep:
         return out
 
     def _follow(self) -> None:
-        """Tell the device how many tokens the tails have, and where, if it does not know that by its own steps."""
+        """Tell the device how many tokens the tails have, and where, if it does not know that by its own steps, and limits that
+        are new."""
         tails = [layer.tail for layer in self._layers]
         known = len(self._known) == len(tails) and all(
             tail.tokens == tokens and tail.slots is slots for tail, (tokens, slots) in zip(tails, self._known, strict=True)
         )
         if not known:
-            if self._launches.follow_tails():
+            made = self._launches.follow_tails()
+            if self._reread is not None:
+                made |= self._reread.follow_tails()
+            if made:
                 self._step.reset()
             self._known = [(tail.tokens, tail.slots) for tail in tails]
+        limits = [layer.limits for layer in self._layers]
+        if self._reread is not None and limits != self._limits:
+            self._reread.limit(limits)
+            self._limits = limits
 
     def _kernels(self) -> None:
         """Launch everything, for a CUDA graph to replay."""
@@ -211,8 +232,11 @@ class ResidentStep:
             store(self._pages, batch.last_slots(i), tails[i : i + 1], kv[i, 0][:, None], kv[i, 1][:, None])
         tails.add_(1)
         launches.launch()
-        noted = self._notes.first_bad, self._notes.sums
-        finish(launches.outputs.flat, self._states, self._firsts, launches.q, kv, self._out, tails, self._rows, *noted)
+        anew = None
+        if self._reread is not None:
+            self._reread.launch(launches.q, self._states, tails)
+            anew = self._reread.anew
+        finish(self._states, launches.q, kv, self._out, tails, self._note_rows, anew)
 
     def query(self, number: int) -> torch.Tensor:
         """The last query of one of its sessions, `[q_heads, 1, head_dim]` on the device."""

@@ -8,6 +8,7 @@ the steps: it and what followed it are forgotten, and the next call says so.
 
 from collections.abc import Sequence
 from itertools import count
+from math import inf
 from typing import Any
 
 from kvdb.attention.exact import AttentionStats
@@ -100,16 +101,16 @@ class DeviceSteps(NativeSteps):
             or self._reads_here(prepared.partition)
         ):
             return
-        decides = course.options.max_missed_mass is not None or prepared.partition.guards is not None
+        bound = inf if course.options.max_missed_mass is None else course.options.max_missed_mass
         try:
             resident = gpu.resident(device)
-            if resident is None or (resident.searches and decides):
+            if resident is None:
                 return
             if not table.room:
                 table.reserve_ahead(self._blocks_ahead())
                 run.refresh(table.length)
             self._left = min(allowed, table.room)
-            resident.begin(self._left)
+            resident.begin(self._left, prepared.partition.guards, bound)
         except (CapacityError, GpuLost):
             return  # the next step goes by main memory, and says what is wrong
         self._course, self.asked, self._facts, self.resident = course, asked, facts, resident

@@ -1,5 +1,7 @@
 """The end of a decode step on the device: partial answers become one, and what the host wants to know later is noted."""
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -7,9 +9,52 @@ import triton.language as tl
 STATE_INTS = 5
 """int32 in a state's row: where its output, its lse, its missed mass, the bound on that and its counts begin."""
 SUMS = 4
-"""float32 in a sequence's row of sums: tokens that searches attended, over the KV heads; the missed share of the mass and its
-bound, over the query heads; the largest bound."""
+"""float32 in a row of sums: tokens that searches attended, over the KV heads; the missed share of the mass and its bound, over
+the query heads; the largest bound."""
 NEVER = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class States:
+    """The states of each sequence of a step, in one tensor.
+
+    flat: float32, where all of them lie. places: int32 `[states, STATE_INTS]`, where each begins in it: outputs `[q_heads,
+    head_dim]`; lse, the logarithm of what was missed and of its bound, `[q_heads]` each; how many tokens were attended,
+    `[kv_heads]`. firsts: int32 `[sequences + 1]`, the first state of each sequence, which is exact and misses nothing.
+    """
+
+    flat: torch.Tensor
+    places: torch.Tensor
+    firsts: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rereading:
+    """What is read anew where searches missed too much.
+
+    whole: one state of each sequence, over everything. guards: float32 `[sequences, kv_heads]`, the logarithm of the mass that a
+    KV head may be estimated to miss, relative to the mass it reads. bounds: float32 `[sequences]`, the share of the mass that any
+    head may be bounded to miss. Both infinite for no limit. needed: int32 `[sequences]`, 1 where a limit was passed. any_needed:
+    int32 `[1]`. tokens: int32 `[sequences]`, that are searched.
+    """
+
+    whole: States
+    guards: torch.Tensor
+    bounds: torch.Tensor
+    needed: torch.Tensor
+    any_needed: torch.Tensor
+    tokens: torch.Tensor
+
+
+@dataclass(frozen=True)
+class NoteRows:
+    """Where steps are noted. rows: int32 `[sequences]`, each sequence's row. first_bad: int32 `[all rows]`, becomes the least
+    `tails` of a step whose queries, keys, values or answer were not all finite; NEVER at first. sums: float32 `[all rows, SUMS]`,
+    is added to."""
+
+    rows: torch.Tensor
+    first_bad: torch.Tensor
+    sums: torch.Tensor
 
 
 @triton.jit
@@ -21,9 +66,18 @@ def _log_sum(a, b):
 
 
 @triton.jit
+def _column(flat, places, begin, end, head, COLUMN: tl.constexpr, ROW: tl.constexpr):
+    """The logarithm of the sum of one number of a head over states [begin, end), -inf for none."""
+    total = tl.full([], float("-inf"), tl.float32)
+    for state in range(begin, end):
+        total = _log_sum(total, tl.load(flat + tl.load(places + state * ROW + COLUMN) + head))
+    return total
+
+
+@triton.jit
 def _share(missed, lse):
     """The share of the whole mass that `missed` is, both as logarithms; 1 where it may be anything."""
-    share = 1.0 / (1.0 + tl.exp(lse - missed))
+    share = 1.0 / (1.0 + tl.exp(tl.where(missed == float("-inf"), 0.0, lse) - missed))
     return tl.where(missed == float("-inf"), 0.0, tl.where(missed == float("inf"), 1.0, share))
 
 
@@ -34,10 +88,27 @@ def _finite(x):
 
 
 @triton.jit
+def _judge_kernel(flat, places, firsts, guards, bounds, needed, any_needed, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
+                  ROW: tl.constexpr):  # fmt: skip
+    sequence = tl.program_id(0)
+    head = tl.program_id(1)
+    begin = tl.load(firsts + sequence)
+    end = tl.load(firsts + sequence + 1)
+    lse = _column(flat, places, begin, end, head, 1, ROW)
+    missed = _column(flat, places, begin + 1, end, head, 2, ROW)
+    bound = _column(flat, places, begin + 1, end, head, 3, ROW)
+    guard = tl.load(guards + sequence * KV_HEADS + head // GROUP)
+    few = (missed == float("-inf")) | (missed - tl.where(lse == float("-inf"), 0.0, lse) <= guard)
+    if (few & (_share(bound, lse) <= tl.load(bounds + sequence))) == 0:
+        tl.store(needed + sequence, 1)
+        tl.store(any_needed, 1)
+
+
+@triton.jit
 def _finish_kernel(
-    flat, states, firsts, q, kv, out, tails, rows, first_bad, sums, sums_bits,
+    flat, places, firsts, q, kv, out, tails, rows, first_bad, sums, sums_bits, whole_flat, whole_places, needed, searched,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, ROW: tl.constexpr,
-    SUMS: tl.constexpr,
+    SUMS: tl.constexpr, REREADS: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
     head = tl.program_id(1)
@@ -45,32 +116,37 @@ def _finish_kernel(
     real = dim < HEAD_DIM
     begin = tl.load(firsts + sequence)
     end = tl.load(firsts + sequence + 1)
-    lse = tl.load(flat + tl.load(states + begin * ROW + 1) + head)
-    for state in range(begin + 1, end):
-        lse = _log_sum(lse, tl.load(flat + tl.load(states + state * ROW + 1) + head))
+    counted = head < KV_HEADS
+    anew = 0
+    if REREADS:
+        anew = tl.load(needed + sequence)
+    lse = _column(flat, places, begin, end, head, 1, ROW)
     base = tl.where(lse == float("-inf"), 0.0, lse)
     acc = tl.zeros([DIMS], tl.float32)
-    missed = tl.full([], float("-inf"), tl.float32)
-    bound = missed
     attended = tl.full([], 0.0, tl.float32)
     for state in range(begin, end):
-        row = states + state * ROW
+        row = places + state * ROW
         weight = tl.exp(tl.load(flat + tl.load(row + 1) + head) - base)
         acc += weight * tl.load(flat + tl.load(row) + head * HEAD_DIM + dim, mask=real, other=0.0)
         if state > begin:  # the first is exact
-            missed = _log_sum(missed, tl.load(flat + tl.load(row + 2) + head))
-            bound = _log_sum(bound, tl.load(flat + tl.load(row + 3) + head))
-            counted = head < KV_HEADS
             attended += tl.load(flat + tl.load(row + 4) + tl.where(counted, head, 0), mask=counted, other=0.0)
+    missed = _share(_column(flat, places, begin + 1, end, head, 2, ROW), lse)
+    bound = _share(_column(flat, places, begin + 1, end, head, 3, ROW), lse)
+    if REREADS:  # noqa: SIM102  # what Triton knows, and what it does not
+        if anew > 0:
+            at = tl.load(whole_places + sequence * ROW) + head * HEAD_DIM
+            acc = tl.load(whole_flat + at + dim, mask=real, other=0.0)
+            attended = tl.where(counted, tl.load(searched + sequence).to(tl.float32), 0.0)
+            missed = tl.full([], 0.0, tl.float32)
+            bound = missed
     answer = acc.to(out.dtype.element_ty)
     tl.store(out + (sequence * Q_HEADS + head) * HEAD_DIM + dim, answer, mask=real)
     noted = tl.load(rows + sequence)
     if end > begin + 1:
-        most = _share(bound, lse)
         tl.atomic_add(sums + noted * SUMS, attended)
-        tl.atomic_add(sums + noted * SUMS + 1, _share(missed, lse))
-        tl.atomic_add(sums + noted * SUMS + 2, most)
-        tl.atomic_max(sums_bits + noted * SUMS + 3, most.to(tl.int32, bitcast=True))  # none is below 0: ordered as integers are
+        tl.atomic_add(sums + noted * SUMS + 1, missed)
+        tl.atomic_add(sums + noted * SUMS + 2, bound)
+        tl.atomic_max(sums_bits + noted * SUMS + 3, bound.to(tl.int32, bitcast=True))  # none is below 0: ordered as integers are
 
     query = q + (sequence * Q_HEADS + head) * HEAD_DIM + dim
     fine = _finite(tl.where(real, answer.to(tl.float32), 0.0)) & _finite(tl.load(query, mask=real, other=0.0))
@@ -82,32 +158,38 @@ def _finish_kernel(
         tl.atomic_min(first_bad + noted, tl.load(tails + sequence))
 
 
+def judge(states: States, anew: Rereading, q_heads: int) -> None:
+    """Say in `anew` where searches missed more than they may. Nothing waits for the host."""
+    sequences, kv_heads = anew.guards.shape
+    anew.needed.zero_()
+    anew.any_needed.zero_()
+    _judge_kernel[(sequences, q_heads)](
+        states.flat, states.places, states.firsts, anew.guards, anew.bounds, anew.needed, anew.any_needed,
+        GROUP=q_heads // kv_heads, KV_HEADS=kv_heads, ROW=STATE_INTS,
+    )  # fmt: skip
+
+
 def finish(
-    flat: torch.Tensor,
-    states: torch.Tensor,
-    firsts: torch.Tensor,
+    states: States,
     q: torch.Tensor,
     kv: torch.Tensor,
     out: torch.Tensor,
     tails: torch.Tensor,
-    rows: torch.Tensor,
-    first_bad: torch.Tensor,
-    sums: torch.Tensor,
+    notes: NoteRows,
+    anew: Rereading | None = None,
 ) -> None:
     """Merge the states of each sequence into its answer, and note what the step was.
 
-    flat: float32, where all states lie. states: int32 `[states, STATE_INTS]`, where each begins in it: outputs `[q_heads,
-    head_dim]`; lse, the logarithm of what was missed and of its bound, `[q_heads]` each; how many tokens were attended,
-    `[kv_heads]`. firsts: int32 `[sequences + 1]`, the first state of each sequence, which is exact and misses nothing. q, out:
-    `[sequences, q_heads, head_dim]`, of any float dtype; kv: `[sequences, 2, kv_heads, head_dim]`, the step's keys and values.
-    tails: int32 `[sequences]`. All contiguous, on one device; nothing waits for the host.
-
-    rows: int32 `[sequences]`, each sequence's row in what is noted. first_bad: int32 `[rows]`, becomes the least `tails` of a
-    step whose queries, keys, values or answer were not all finite; NEVER at first. sums: float32 `[rows, SUMS]`, is added to.
+    q, out: `[sequences, q_heads, head_dim]`, of any float dtype; kv: `[sequences, 2, kv_heads, head_dim]`, the step's keys and
+    values. tails: int32 `[sequences]`. anew: what answers instead where `judge` found it needed, None for nothing. All are
+    contiguous, on one device; nothing waits for the host.
     """
     sequences, q_heads, head_dim = out.shape
+    whole = states if anew is None else anew.whole
+    needed, searched = (states.firsts, states.firsts) if anew is None else (anew.needed, anew.tokens)
     _finish_kernel[(sequences, q_heads)](
-        flat, states, firsts, q, kv, out, tails, rows, first_bad, sums, sums.view(torch.int32),
+        states.flat, states.places, states.firsts, q, kv, out, tails, notes.rows, notes.first_bad, notes.sums,
+        notes.sums.view(torch.int32), whole.flat, whole.places, needed, searched,
         Q_HEADS=q_heads, KV_HEADS=kv.shape[2], HEAD_DIM=head_dim, DIMS=triton.next_power_of_2(head_dim), ROW=STATE_INTS,
-        SUMS=SUMS,
+        SUMS=SUMS, REREADS=anew is not None,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from kvdb.attention.triton.blocks import copy, load, store
 from kvdb.attention.triton.coarse import CoarseWorkspace, bounds, coarse_top
 from kvdb.attention.triton.decode import decode
 from kvdb.attention.triton.dipr import dipr
-from kvdb.attention.triton.finish import STATE_INTS, SUMS, finish
+from kvdb.attention.triton.finish import STATE_INTS, SUMS, NoteRows, Rereading, States, finish, judge
 from kvdb.attention.triton.flat import encode
 from kvdb.attention.triton.pages import Runs
 from kvdb.attention.triton.prefill import prefill
@@ -112,9 +112,13 @@ def _blocks(form: str, block: int = BLOCK) -> Callable[[], None]:
 
 def _finish() -> None:
     q, kv = (torch.zeros(shape, dtype=torch.bfloat16) for shape in ((2, KV_HEADS * GROUP, HEAD_DIM), (2, 2, KV_HEADS, HEAD_DIM)))
-    states, ints = torch.zeros((4, STATE_INTS), dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
-    noted = torch.zeros(2, dtype=torch.int32), torch.zeros((2, SUMS))
-    finish(torch.zeros(1 << 16), states, ints, q, kv, torch.empty_like(q), ints[:2].clone(), ints[:2].clone(), *noted)
+    ints, floats = torch.zeros(64, dtype=torch.int32), torch.zeros(1 << 16)
+    states = States(floats, ints[:20].clone().view(4, STATE_INTS), ints[:3].clone())
+    numbers = [ints[:n].clone() for n in (2, 1, 2)]
+    anew = Rereading(states, torch.zeros((2, KV_HEADS)), torch.zeros(2), *numbers)
+    judge(states, anew, KV_HEADS * GROUP)
+    notes = NoteRows(ints[:2].clone(), ints[:2].clone(), torch.zeros((2, SUMS)))
+    finish(states, q, kv, torch.empty_like(q), ints[:2].clone(), notes, anew)
 
 
 SPECIMENS = {

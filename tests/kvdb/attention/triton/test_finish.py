@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdb.attention.state import AttentionState, merge
-from kvdb.attention.triton.finish import NEVER, STATE_INTS, SUMS, finish
+from kvdb.attention.triton.finish import NEVER, STATE_INTS, SUMS, NoteRows, Rereading, States, finish, judge
 from tests.kvdb.attention.triton.reference import DEVICE
 
 Q_HEADS, KV_HEADS, DIM = 4, 2, 16
@@ -30,19 +30,22 @@ class Step:
         self.first_bad = torch.full((2 * n,), NEVER, dtype=torch.int32, device=DEVICE)
         self.sums = torch.zeros((2 * n, SUMS), device=DEVICE)
 
-    def __call__(self, dtype=torch.float32):
-        """The answers."""
+    def on_device(self):
+        """The states, and the rest of what a step gets."""
         places, parts, end = np.zeros((len(self.out), STATE_INTS), np.int32), [], 0
         for state in reversed(range(len(self.out))):
             for i, part in enumerate((self.out, self.lse, self.missed, self.bound, self.counts)):
                 places[state, i] = end + 3
                 parts += [np.full(3, np.nan, np.float32), part[state].ravel()]
                 end += 3 + part[state].size
-        on_device = (torch.from_numpy(np.asarray(x)).to(DEVICE) for x in (np.concatenate(parts), places, self.firsts))
+        return States(*(torch.from_numpy(np.asarray(x)).to(DEVICE) for x in (np.concatenate(parts), places, self.firsts)))
+
+    def __call__(self, dtype=torch.float32, anew=None):
+        """The answers."""
         q, kv = (torch.from_numpy(x).to(DEVICE).to(dtype) for x in (self.q, self.kv))
         out = torch.full_like(q, torch.nan)
         tails, rows = (torch.from_numpy(x).to(DEVICE) for x in (self.tails, self.rows))
-        finish(*on_device, q, kv, out, tails, rows, self.first_bad, self.sums)
+        finish(self.on_device(), q, kv, out, tails, NoteRows(rows, self.first_bad, self.sums), anew)
         return out.float().cpu().numpy()
 
     def states(self, sequence):
@@ -110,3 +113,33 @@ def test_an_answer_that_its_dtype_cannot_hold_is_not_finite():
     step.out[0, 2, 5], step.lse[0] = 1e6, 0
     step(torch.float16)
     assert step.first_bad[step.rows[0]] == step.tails[0]
+
+
+@pytest.mark.parametrize("limit", ["guards", "bounds"])
+@pytest.mark.parametrize(("missed", "needed"), [(EMPTY, 0), (-7.0, 0), (-3.0, 1), (np.inf, 1), (np.nan, 1)])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_missed_too_much_is_answered_by_what_was_read_anew(limit, missed, needed):
+    rng = np.random.default_rng(2)
+    step, whole = Step(rng, [2, 1, 3]), Step(rng, [1, 1, 1])
+    step.lse[:] = 0
+    step.missed[:], step.bound[:] = EMPTY, EMPTY
+    (step.missed if limit == "guards" else step.bound)[1, 3] = missed  # KV head 1 of the first sequence
+    guards, bounds = torch.full((3, KV_HEADS), torch.inf), torch.full((3,), torch.inf)
+    if limit == "guards":
+        guards[0, 1] = np.log(0.01)
+        guards[0, 0] = guards[1:] = -50
+    else:
+        bounds[:] = 0.005
+    zeros = [torch.ones(n, dtype=torch.int32, device=DEVICE) for n in (3, 1)]
+    anew = Rereading(whole.on_device(), guards.to(DEVICE), bounds.to(DEVICE), *zeros, torch.tensor([70, 0, 90]).int().to(DEVICE))
+    judge(step.on_device(), anew, Q_HEADS)
+    assert anew.needed.tolist() == [needed, 0, 0]
+    assert anew.any_needed.tolist() == [needed]
+    out, sums = step(anew=anew), step.sums.cpu().numpy()
+    for i in range(3):
+        right = merge((whole if i == 0 and needed else step).states(i))
+        np.testing.assert_allclose(out[i], right.out[:, 0], atol=1e-5)
+    found = sums[step.rows[0]]
+    assert found[0] == (70 * KV_HEADS if needed else step.counts[1].sum())
+    if needed:
+        assert found[1:].tolist() == [0, 0, 0]
