@@ -40,6 +40,7 @@ SECTIONS = {
         Section("formats", 45),
         Section("graph", 45),
         Section("layers", 90, compiled=True),
+        Section("model", 90, compiled=True),
         Section("overlap", 120, compiled=True),
     )
 }

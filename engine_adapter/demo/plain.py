@@ -30,7 +30,9 @@ class PlainReader:
         with torch.inference_mode():
             for start in range(0, len(document), PIECE):
                 model.base_model(
-                    input_ids=torch.tensor([document[start : start + PIECE]]), past_key_values=self._cache, use_cache=True
+                    input_ids=torch.tensor([document[start : start + PIECE]], device=model.device),
+                    past_key_values=self._cache,
+                    use_cache=True,
                 )
                 progress(min(start + PIECE, len(document)), len(document))
         self.prefill_seconds = perf_counter() - started
@@ -41,7 +43,9 @@ class PlainReader:
         answer: list[int] = []
         with torch.inference_mode():
             while len(answer) < new_tokens:
-                logits = self._model(input_ids=torch.tensor([ids]), past_key_values=self._cache, use_cache=True).logits
+                logits = self._model(
+                    input_ids=torch.tensor([ids], device=self._model.device), past_key_values=self._cache, use_cache=True
+                ).logits
                 answer.append(int(logits[0, -1].argmax()))
                 first_seconds = first_seconds or perf_counter() - started
                 ids = answer[-1:]

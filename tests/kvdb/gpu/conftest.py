@@ -17,6 +17,13 @@ FAST = GpuMachine(call_s=1e-9, step_s=1e-9, stream_bytes_s=4e10, gather_bytes_s=
 """So fast that plans take the GPU for contexts of a few hundred tokens too, and search them."""
 
 
+@pytest.fixture(autouse=True)
+def little_room(monkeypatch):
+    """Room for few more blocks behind a tail: the interpreter runs each program of a launch, also those that find no tokens."""
+    for module in ("request", "step_launches"):
+        monkeypatch.setattr(f"kvdb.gpu.{module}.TAIL_GROWTH_BLOCKS", 4)
+
+
 @pytest.fixture
 def make_engine():
     """Engines, each of which proves its integrity in the end. budget: of the GPU, 0 for none."""
