@@ -37,8 +37,8 @@ class ResidentSteps(Protocol):
         tensor on the device, and then nothing was done. Raises CapacityError or GpuLost."""
         ...
 
-    def keep_query(self, q: Any) -> None:
-        """Keep a copy of the query for `take`."""
+    def keep_query(self) -> None:
+        """Keep the last query for `take`. Raises CapacityError or GpuLost."""
         ...
 
     def take(self, steps: int) -> StepsOnDevice:

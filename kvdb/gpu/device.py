@@ -73,7 +73,8 @@ class Device:
         if self.lost:
             raise GpuLost(f"{self.name} failed before; queries are answered by the CPU until the process is started again")
         try:
-            with _failures(self.name):
+            # Callers may be in inference mode, and what is made there could not be written outside of it.
+            with _failures(self.name), torch.inference_mode(mode=False), torch.no_grad():
                 yield
         except GpuLost:
             self.lost = True

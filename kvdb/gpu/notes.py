@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from threading import Lock
 
 import torch
 
@@ -36,8 +35,7 @@ class StepNotes:
     def __init__(self, device: Device) -> None:
         """Raises CapacityError or GpuLost."""
         self._device = device
-        self._free = list(range(ROWS))
-        self._lock = Lock()
+        self._free = list(range(ROWS))  # without a lock, because rows are given back in the middle of anything
         with launching(device, device.query_stream):
             self.first_bad = torch.full((ROWS,), NEVER, dtype=torch.int32, device=device.torch)
             self.sums = torch.zeros((ROWS, SUMS), device=device.torch)
@@ -49,15 +47,14 @@ class StepNotes:
 
     def take(self) -> int:
         """A row of one's own. Raises CapacityError where none is left."""
-        with self._lock:
-            if not self._free:
-                raise CapacityError(f"{ROWS} layers of sessions take steps on the device already; others go by main memory")
+        try:
             return self._free.pop()
+        except IndexError:
+            raise CapacityError(f"{ROWS} layers of sessions take steps on the device already; others go by main memory") from None
 
     def give(self, row: int) -> None:
         """Give a row back."""
-        with self._lock:
-            self._free.append(row)
+        self._free.append(row)
 
     def reset(self, row: int) -> None:
         """Forget what is in a row. Must be called inside `launching`."""

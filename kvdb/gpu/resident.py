@@ -72,32 +72,36 @@ class ResidentLayer:
         assert self._alone is not None
         return self._alone.attend(q, k, v) if self._alone.takes(q, k, v) else None
 
-    def keep_query(self, q: Any) -> None:
+    def keep_query(self) -> None:
         """See `ResidentSteps.keep_query`."""
-        self._kept.append(q.clone())
+        with launching(self.device, self.device.query_stream):
+            self._kept.append(self._last_query().clone())
 
     def take(self, steps: int) -> StepsOnDevice:
         """See `ResidentSteps.take`."""
         device, tail = self.device, self.tail
         begin = tail.tokens - steps
         with launching(device, device.query_stream):
-            device.query_stream.wait_event(device.callers_stream().record_event())  # the kept queries are copied there
             noted = self.notes.read(self.row)
             good = max(0, min(steps, noted.first_bad - 1 - begin))
             pairs = []
             for at in range(begin, begin + good, TAKEN_TOKENS):
                 k, v = load(self.pages, tail.device_slots(), at, min(TAKEN_TOKENS, begin + good - at))
                 pairs.append((self._to_host(k), self._to_host(v)))
-            assert self.last_step is not None
-            step, number = self.last_step
-            queries = [self._to_host(q) for q in (*self._kept, step.query(number))]
+            queries = [self._to_host(q) for q in (*self._kept, self._last_query())]
             self._kept.clear()
             self.notes.reset(self.row)
         tail.tokens = begin + good
         if good < steps:
             noted = Noted(noted.first_bad)  # what was summed is not finite either
-        stats = self._stats(begin, good, noted, step.seconds())
+        assert self.last_step is not None
+        stats = self._stats(begin, good, noted, self.last_step[0].seconds())
         return StepsOnDevice(good, pairs, queries[:-1], queries[-1], stats, failed=good < steps)
+
+    def _last_query(self) -> torch.Tensor:
+        assert self.last_step is not None
+        step, number = self.last_step
+        return step.query(number)
 
     def _to_host(self, x: torch.Tensor) -> Array:
         """The tensor in the spec's dtype in main memory, once it is there. Must be called inside `launching`."""

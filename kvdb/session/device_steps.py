@@ -7,7 +7,7 @@ the steps: it and what followed it are forgotten, and the next call says so.
 """
 
 from collections.abc import Sequence
-from itertools import count
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -29,7 +29,7 @@ class DeviceSteps(NativeSteps):
     resident: the steps on the GPU, None while none may be taken.
     """
 
-    __slots__ = ("_every", "_first_kept", "_gpu_version", "_next_kept", "_taken", "_wanted", "resident")
+    __slots__ = ("_every", "_gpu_version", "_kept", "_next_kept", "_taken", "_wanted", "resident")
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -51,7 +51,7 @@ class DeviceSteps(NativeSteps):
         if out is None:
             self._wanted = self.gpu is not None and self.gpu.holds(q)
         else:
-            self.count_step(q)
+            self.count_step()
         return out
 
     @property
@@ -78,11 +78,13 @@ class DeviceSteps(NativeSteps):
             and all(changes.value == value for changes, value in self._facts)
         )
 
-    def count_step(self, q: Any, number: int | None = None) -> None:
-        """One more step was taken, with this query, or the query of this number among several."""
+    def count_step(self) -> None:
+        """One more step was taken."""
         if self._taken == self._next_kept:
             assert self.resident is not None
-            self.resident.keep_query(q if number is None else q[number])
+            with suppress(CapacityError, GpuLost):
+                self.resident.keep_query()
+                self._kept.append(self._taken)
             self._next_kept += self._every
         self._taken += 1
         self._left -= 1
@@ -169,7 +171,7 @@ class DeviceSteps(NativeSteps):
     def _sample_taken(self, taken: StepsOnDevice) -> None:
         """Add the queries that were kept to the sample, those in between as passed by."""
         samples, seen = self._query_samples, 0
-        for number, query in zip(count(self._first_kept, max(1, self._every)), taken.queries, strict=False):
+        for number, query in zip(self._kept, taken.queries, strict=True):
             if number < taken.number:
                 samples.pass_by(number - seen)
                 samples.add(query)
@@ -181,7 +183,8 @@ class DeviceSteps(NativeSteps):
 
     def _sample_next(self) -> None:
         self._every = self._query_samples.every
-        self._first_kept = self._next_kept = self._query_samples.next_in if self._every else -1
+        self._next_kept = self._query_samples.next_in if self._every else -1
+        self._kept: list[int] = []
 
 
 def attend_together(
@@ -203,6 +206,6 @@ def attend_together(
             own.refuse()
         return None
     if out is not None:
-        for number, own in enumerate(steps):
-            own.count_step(q, number)
+        for own in steps:
+            own.count_step()
     return out

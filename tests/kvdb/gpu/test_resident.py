@@ -334,6 +334,30 @@ def test_a_card_without_memory_keeps_the_tokens_until_it_has_some(both, monkeypa
     cpu.close()
 
 
+@pytest.mark.parametrize("first", ["inference", "training"])
+def test_modes_of_torch_may_change_between_steps(make_engine, first):
+    """What is made in inference mode could not be written outside of it."""
+    kv = Kv(spec_of(), STORED + 20)
+    modes = {"inference": torch.inference_mode, "training": torch.enable_grad}
+    order = [first, *(mode for mode in modes if mode != first)]
+    with modes[first]():
+        engine, reference = make_engine(block_size=32), make_engine(0)
+        for one in (engine, reference):
+            imported(one, kv, "document", STORED)
+        session, right = kvdb.Session(opened(engine, kv, STORED)), opened(reference, kv, STORED)
+    for i in range(9):
+        with modes[order[i % 2]]():
+            options = QueryOptions(Dipr(0.3)) if i % 3 == 2 else EXACT
+            out, expected = stepped(session, kv, STORED + i, options), step(right, kv, STORED + i, EXACT)
+            out += 0  # is the caller's to write
+        if options is EXACT:
+            close(out.cpu().numpy(), expected)
+    with modes[order[0]]():
+        session.read([0])
+    session.close()
+    right.close()
+
+
 def test_a_session_that_is_closed_takes_what_the_card_has_with_it(both):
     kv = Kv(spec_of(), STORED + 20)
     gpu, cpu = both(kv)
