@@ -4,8 +4,9 @@ import os
 import re
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from threading import RLock
+from types import TracebackType
 from typing import cast
 
 import torch
@@ -63,22 +64,13 @@ class Device:
         """Bytes of main memory that are pinned for copies."""
         return self.staging.nbytes + self.query_staging.nbytes
 
-    @contextmanager
-    def watch(self) -> Iterator[None]:
+    def watch(self) -> "Watch":
         """Translate errors of everything inside, which allocates, launches or waits on the device.
 
         Raises CapacityError where its memory is used up, after which the device goes on. Raises GpuLost where it fails, or failed
         before: a failed kernel makes a process's CUDA context useless. Other errors are bugs and are raised as they are.
         """
-        if self.lost:
-            raise GpuLost(f"{self.name} failed before; queries are answered by the CPU until the process is started again")
-        try:
-            # Callers may be in inference mode, and what is made there could not be written outside of it.
-            with _failures(self.name), torch.inference_mode(mode=False), torch.no_grad():
-                yield
-        except GpuLost:
-            self.lost = True
-            raise
+        return Watch(self)
 
     def on(self, stream: Stream) -> AbstractContextManager[object]:
         """Make this stream the current one: tensors allocated and kernels launched inside belong to it."""
@@ -145,6 +137,35 @@ class Device:
         return ImmediateStream() if self.interpreted else cast("Stream", torch.cuda.Stream(self.torch, priority=priority))
 
 
+class Watch:
+    """What `Device.watch` returns. A class, because each step on the device enters one."""
+
+    __slots__ = ("_device", "_modes")
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._modes: ExitStack | None = None
+
+    def __enter__(self) -> None:
+        device = self._device
+        if device.lost:
+            raise GpuLost(f"{device.name} failed before; queries are answered by the CPU until the process is started again")
+        # Callers may be in inference mode, and what is made there could not be written outside of it.
+        if torch.is_inference_mode_enabled() or torch.is_grad_enabled():
+            self._modes = ExitStack()
+            self._modes.enter_context(torch.inference_mode(mode=False))
+            self._modes.enter_context(torch.no_grad())
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._modes is not None:
+            self._modes.close()
+        translated = _translated(self._device.name, error)
+        if isinstance(translated, GpuLost) or isinstance(error, GpuLost):
+            self._device.lost = True
+        if translated is not None:
+            raise translated from error
+
+
 class CardStopwatch:
     """Measures by events of a card."""
 
@@ -202,14 +223,22 @@ def _failures(name: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _of_the_device(error):
+        translated = _translated(name, error)
+        if translated is None:
             raise
-        said = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY in said:
-            raise CapacityError(
-                f"{name} has no memory left ({said}); lower storage.gpu_bytes_max, or end what else uses it, such as a model"
-            ) from error
-        raise GpuLost(f"{name} failed ({said}); what was in its memory is gone, and main memory has all of it") from error
+        raise translated from error
+
+
+def _translated(name: str, error: BaseException | None) -> CapacityError | GpuLost | None:
+    """The error of ours that says what went wrong on a device; None for any other."""
+    if not isinstance(error, RuntimeError) or not _of_the_device(error):
+        return None
+    said = str(error).partition("\n")[0] or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError) or OUT_OF_MEMORY in said:
+        return CapacityError(
+            f"{name} has no memory left ({said}); lower storage.gpu_bytes_max, or end what else uses it, such as a model"
+        )
+    return GpuLost(f"{name} failed ({said}); what was in its memory is gone, and main memory has all of it")
 
 
 def _check(name: str, driver: probe.Driver | None) -> None:

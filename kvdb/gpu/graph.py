@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 
@@ -10,9 +9,9 @@ log = logging.getLogger(__name__)
 
 
 class CapturedStep:
-    """Calls `launch` again and again, on a card as a CUDA graph.
+    """Calls `launch` again and again, on a card as a CUDA graph. Whoever calls has made `stream` the current one.
 
-    `launch` must launch on `stream`, the same way each time, on buffers that stay where they are, without waiting and without
+    `launch` must launch the same way each time, on buffers that stay where they are, without waiting and without
     depending on the host. The first call is never captured, because Triton compiles in it. On a card the second call captures the
     launches, and from then on they are replayed. Where there is no card, or capturing fails, which is logged once, every call
     launches anew. Not for several threads at once; other threads may use the card meanwhile.
@@ -32,13 +31,12 @@ class CapturedStep:
 
     def __call__(self) -> None:
         """Launch or replay; the host does not wait. Raises what `launch` raises."""
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            if self._warm and not self._refused and self._stream is not None and self._graph is None:
-                self._graph = self._capture(self._stream)
-            if self._graph is None:
-                self._launch()
-            else:
-                self._graph.replay()
+        if self._graph is None and self._warm and not self._refused and self._stream is not None:
+            self._graph = self._capture(self._stream)
+        if self._graph is None:
+            self._launch()
+        else:
+            self._graph.replay()
         self._warm = True
 
     def reset(self) -> None:

@@ -27,8 +27,13 @@ def launching(device: Device, stream: Stream) -> Iterator[None]:
     """Tensors allocated and kernels launched inside belong to this stream. No other thread launches on it meanwhile: the launches
     of a step follow one another, in work space that the next step uses again. Raises CapacityError or GpuLost, as
     `Device.watch`."""
-    with INTERPRETER_LOCK if device.interpreted else device.launch_lock(stream), device.watch(), device.on(stream):
+    with lock_of(device, stream), device.watch(), device.on(stream):
         yield
+
+
+def lock_of(device: Device, stream: Stream) -> "RLock":
+    """The lock that whoever launches on the stream holds."""
+    return INTERPRETER_LOCK if device.interpreted else device.launch_lock(stream)
 
 
 def track_memory(device: Device, holder: HoldsTensors) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import finalize
 
+import numpy as np
 import torch
 
 from kvdb.attention.exact import AttentionStats
@@ -17,19 +18,23 @@ from kvdb.attention.triton.finish import NoteRows, finish
 from kvdb.attention.triton.pages import TORCH, Pages
 from kvdb.gpu.device import Device
 from kvdb.gpu.graph import CapturedStep
-from kvdb.gpu.launch import launching, track_memory
+from kvdb.gpu.launch import launching, lock_of, track_memory
 from kvdb.gpu.notes import Noted, StepNotes
 from kvdb.gpu.outputs import StepOutputs
 from kvdb.gpu.request import AttentionRequest
 from kvdb.gpu.reread import Limits, Reread
 from kvdb.gpu.scratch import Scratch
 from kvdb.gpu.step_launches import StepLaunches
+from kvdb.gpu.streams import Event
 from kvdb.gpu.tail import TailMirror
 from kvdb.storage.tier import Blocks
 from kvdb.types import Array, Float32, ModelSpec
 
 TAKEN_TOKENS = 256
 """Tokens that come to main memory at a time."""
+MEASURED_EVERY = 16
+"""One step of so many is measured, from the second on: the first is compiled."""
+NO_SLOTS: Blocks = np.zeros(0, np.int64)
 
 
 class ResidentLayer:
@@ -160,8 +165,12 @@ class ResidentStep:
         *self._targets, self._answer = (x[:, :, None] if stacked else x[0, :, None] for x in own)
         self._step = CapturedStep(self._kernels, device.query_stream)
         self._watch = device.stopwatch()
-        self._known: list[tuple[int, Blocks]] = []
-        self._limits: list[Limits] = []
+        self._shapes = [target.shape for target in self._targets]
+        self._lock = lock_of(device, device.query_stream)
+        self._asked: Event | None = None
+        self._answered: Event | None = None
+        self._number = 0
+        self._tokens, self._slots, self._limits = [-1] * n, [NO_SLOTS] * n, [layer.limits for layer in layers]
 
     @property
     def outputs(self) -> StepOutputs:
@@ -178,55 +187,58 @@ class ResidentStep:
 
     def takes(self, *arrays: Any) -> bool:
         """Whether q, k and v are such tensors on this device as a step takes."""
-        return all(
-            isinstance(x, torch.Tensor)
-            and x.device == self._device.torch
-            and x.dtype == target.dtype
-            and x.shape == target.shape
-            and not x.requires_grad
-            for x, target in zip(arrays, self._targets, strict=True)
-        )
+        where, dtype = self._device.torch, self._out.dtype
+        for x, shape in zip(arrays, self._shapes, strict=True):
+            if not isinstance(x, torch.Tensor) or x.shape != shape or x.dtype != dtype or x.device != where or x.requires_grad:
+                return False
+        return True
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Append the token of each session, and answer its query. It is done behind what the caller's stream holds, and before
         what the caller launches later. Raises CapacityError or GpuLost."""
-        device = self._device
-        with device.watch():
+        device, own, measured = self._device, self._device.query_stream, self._number % MEASURED_EVERY == 1
+        with self._lock, device.watch():
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        caller, own = device.callers_stream(), device.query_stream
-        with launching(device, own):
-            own.wait_event(caller.record_event())
-            self._follow()
-            torch._foreach_copy_(self._targets, [q, k, v], non_blocking=True)
-            self._watch.start(own)
-            self._step()
-            self._watch.stop(own)
-            out.copy_(self._answer)
-            caller.wait_event(own.record_event())
+            caller = device.callers_stream()
+            self._asked = caller.record_event(self._asked)
+            with device.on(own):
+                own.wait_event(self._asked)
+                if not self._knows_tails():
+                    self._follow()
+                torch._foreach_copy_(self._targets, [q, k, v], non_blocking=True)
+                if measured:
+                    self._watch.start(own)
+                self._step()
+                if measured:
+                    self._watch.stop(own)
+                out.copy_(self._answer)
+                self._answered = own.record_event(self._answered)
+            caller.wait_event(self._answered)
+        self._number += 1
         for number, layer in enumerate(self._layers):
             layer.tail.tokens += 1
             layer.last_step = self, number
-        self._known = [(tokens + 1, slots) for tokens, slots in self._known]
+            self._tokens[number] += 1
         return out
 
+    def _knows_tails(self) -> bool:
+        """Whether the device knows by its own steps what the tails have, and all limits."""
+        for layer, tokens, slots, limits in zip(self._layers, self._tokens, self._slots, self._limits, strict=True):
+            if layer.tail.tokens != tokens or layer.tail.slots is not slots or layer.limits is not limits:
+                return False
+        return True
+
     def _follow(self) -> None:
-        """Tell the device how many tokens the tails have, and where, if it does not know that by its own steps, and limits that
-        are new."""
-        tails = [layer.tail for layer in self._layers]
-        known = len(self._known) == len(tails) and all(
-            tail.tokens == tokens and tail.slots is slots for tail, (tokens, slots) in zip(tails, self._known, strict=True)
-        )
-        if not known:
-            made = self._launches.follow_tails()
-            if self._reread is not None:
-                made |= self._reread.follow_tails()
-            if made:
-                self._step.reset()
-            self._known = [(tail.tokens, tail.slots) for tail in tails]
+        """Tell the device how many tokens the tails have, and where, and limits that are new."""
+        made = self._launches.follow_tails()
         limits = [layer.limits for layer in self._layers]
-        if self._reread is not None and limits != self._limits:
+        if self._reread is not None:
+            made |= self._reread.follow_tails()
             self._reread.limit(limits)
-            self._limits = limits
+        if made:
+            self._step.reset()
+        self._tokens, self._slots = [layer.tail.tokens for layer in self._layers], [layer.tail.slots for layer in self._layers]
+        self._limits = limits
 
     def _kernels(self) -> None:
         """Launch everything, for a CUDA graph to replay."""
@@ -247,5 +259,5 @@ class ResidentStep:
         return self._launches.q[number, :, None]
 
     def seconds(self) -> float:
-        """What the last step took each session, once it is done."""
+        """What the last step that was measured took each session, once it is done."""
         return self._watch.seconds() / len(self._layers)

@@ -1,7 +1,7 @@
 """Streams and events, and their stand-in on the CPU, where everything that was launched is done at once."""
 
 from time import perf_counter
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 
 class Event(Protocol):
@@ -19,8 +19,8 @@ class Event(Protocol):
 class Stream(Protocol):
     """A device runs what is launched on a stream in that order, as `torch.cuda.Stream` does."""
 
-    def record_event(self) -> Event:
-        """A mark behind everything that was launched so far."""
+    def record_event(self, event: Any = None) -> Event:
+        """A mark behind everything that was launched so far. event: a mark that is moved there, None for a new one."""
         ...
 
     def wait_event(self, event: Event) -> None:
@@ -37,7 +37,7 @@ class Stream(Protocol):
 class ImmediateStream:
     """A stream on which everything is done at once. It is its own event."""
 
-    def record_event(self) -> Self:
+    def record_event(self, event: Any = None) -> Self:  # noqa: ARG002  # the protocol's
         return self
 
     def wait_event(self, event: Event) -> None:

@@ -69,14 +69,13 @@ class DeviceSteps(NativeSteps):
     def may_go_on(self, options: QueryOptions, start: int | None) -> bool:
         """Whether one more step may be taken, of the token at this position."""
         gpu = self.gpu
-        return (
-            self._left > 0
-            and (options is self.asked or options == self.asked)
-            and (start is None or start == self._run.tokens + self._taken)
-            and gpu is not None
-            and gpu.version == self._gpu_version
-            and all(changes.value == value for changes, value in self._facts)
-        )
+        if self._left <= 0 or gpu is None or gpu.version != self._gpu_version:
+            return False
+        for changes, value in self._facts:
+            if changes.value != value:
+                return False
+        same = options is self.asked or options == self.asked
+        return same and (start is None or start == self._run.tokens + self._taken)
 
     def count_step(self) -> None:
         """One more step was taken."""
