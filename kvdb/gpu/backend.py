@@ -1,6 +1,6 @@
 """The GPU of one database: its memory, the copies that lie there, and the queries that it answers."""
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any
@@ -22,6 +22,7 @@ from kvdb.gpu.notes import StepNotes
 from kvdb.gpu.request import AttentionRequest
 from kvdb.gpu.resident import ResidentLayer, ResidentStep
 from kvdb.gpu.scratch import Scratch
+from kvdb.gpu.step_cache import StepCache
 from kvdb.gpu.tail import TailMirror
 from kvdb.gpu.upload import Uploader
 from kvdb.storage.block_table import BlockTable
@@ -32,7 +33,7 @@ from kvdb.types import Array, ModelSpec
 from query_optimizer.cost import GpuMachine
 from query_optimizer.facts import FastMemory
 
-BATCHED_STEPS_MAX = 64
+BATCHED_STEPS_MAX = 256
 """How many steps of several sessions are kept for use again: those of all layers of a model, for one batch or two."""
 
 
@@ -47,8 +48,8 @@ class GpuBackend:
         self._blocks = blocks
         self._tails: WeakSet[TailMirror] = WeakSet()
         self._tails_lock = Lock()
-        self._batched_steps: OrderedDict[tuple[int, ...], tuple[list[LayerAttention], DecodeStep]] = OrderedDict()
-        self._resident_steps: OrderedDict[tuple[int, ...], tuple[list[ResidentLayer], ResidentStep]] = OrderedDict()
+        self._batched_steps: StepCache[LayerAttention, DecodeStep] = StepCache(BATCHED_STEPS_MAX)
+        self._resident_steps: StepCache[ResidentLayer, ResidentStep] = StepCache(BATCHED_STEPS_MAX)
         self._notes: StepNotes | None = None
         self._lock = Lock()
 
@@ -94,18 +95,16 @@ class GpuBackend:
         own = [layer for layer in layers if isinstance(layer, LayerAttention)]
         assert len(own) == len(layers)
         first = own[0]
+        requests = [layer.request for layer in own]
         with self._lock:
-            # The kept references keep the ids of these layers from being given to others.
-            key = tuple(map(id, own))
-            _, step = self._batched_steps.pop(key, (own, None))
             try:
-                step = step or DecodeStep(first.device, first.scratch, first.pages, first.spec, [layer.request for layer in own])
+                step = self._batched_steps.get(
+                    own, lambda: DecodeStep(first.device, first.scratch, first.pages, first.spec, requests)
+                )
                 step.launch(q)
             except (CapacityError, GpuLost) as error:
+                self._batched_steps.drop(own)
                 raise first.device_failed(error) from error
-            self._batched_steps[key] = own, step
-            if len(self._batched_steps) > BATCHED_STEPS_MAX:
-                self._batched_steps.popitem(last=False)
         answers = SharedAnswers(step.wait)
         return [PendingAnswer(layer, answers, number) for number, layer in enumerate(own)]
 
@@ -122,13 +121,10 @@ class GpuBackend:
         own = [layer for layer in layers if isinstance(layer, ResidentLayer)]
         assert len(own) == len(layers)
         with self._lock:
-            key = tuple(map(id, own))  # see `launch`
-            _, step = self._resident_steps.pop(key, (own, None))
-            if step is None or not step.judges(own):
-                step = ResidentStep(own, stacked=True)
-            self._resident_steps[key] = own, step
-            if len(self._resident_steps) > BATCHED_STEPS_MAX:
-                self._resident_steps.popitem(last=False)
+            step = self._resident_steps.get(own, lambda: ResidentStep(own, stacked=True))
+            if not step.judges(own):
+                self._resident_steps.drop(own)
+                step = self._resident_steps.get(own, lambda: ResidentStep(own, stacked=True))
             return step.attend(q, k, v) if step.takes(q, k, v) else None
 
     def on_failure(self, error: KvdbError) -> None:

@@ -4,27 +4,26 @@ Nothing is copied to main memory, and nobody waits. What a step shows, and the t
 next asks for them (`ResidentLayer.take`): then it is also found out whether a step was given numbers that are not finite.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-from weakref import finalize
+from weakref import finalize, ref
 
 import numpy as np
 import torch
 
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.resident import StepsOnDevice
-from kvdb.attention.triton.blocks import load, store
-from kvdb.attention.triton.finish import NoteRows, finish
+from kvdb.attention.triton.blocks import load
+from kvdb.attention.triton.finish import NoteRows
 from kvdb.attention.triton.pages import TORCH, Pages
 from kvdb.gpu.device import Device
 from kvdb.gpu.graph import CapturedStep
-from kvdb.gpu.launch import launching, lock_of, track_memory
+from kvdb.gpu.launch import launching, lock_of
 from kvdb.gpu.notes import Noted, StepNotes
-from kvdb.gpu.outputs import StepOutputs
 from kvdb.gpu.request import AttentionRequest
-from kvdb.gpu.reread import Limits, Reread
+from kvdb.gpu.reread import Limits
+from kvdb.gpu.resident_launches import ResidentLaunches
 from kvdb.gpu.scratch import Scratch
-from kvdb.gpu.step_launches import StepLaunches
 from kvdb.gpu.streams import Event
 from kvdb.gpu.tail import TailMirror
 from kvdb.storage.tier import Blocks
@@ -52,13 +51,17 @@ class ResidentLayer:
         self.request = request
         self.notes = notes
         self.tail: TailMirror = request.tail
-        self.searches = any(part.kind is not None for part in request.parts)
         self.limits = Limits()
         self.row = notes.take()
         finalize(self, notes.give, self.row)
         self.last_step: tuple[ResidentStep, int] | None = None
         self._kept: list[torch.Tensor] = []
         self._alone: ResidentStep | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether its answers may miss something, and not everything."""
+        return self.limits.any and any(part.kind is not None for part in self.request.parts)
 
     def begin(self, steps: int, guards: Float32 | None, bound: float) -> None:
         """See `ResidentSteps.begin`."""
@@ -96,17 +99,17 @@ class ResidentLayer:
             queries = [self._to_host(q) for q in (*self._kept, self._last_query())]
             self._kept.clear()
             self.notes.reset(self.row)
+            if good < steps:
+                noted = Noted(noted.first_bad)  # what was summed is not finite either
+            assert self.last_step is not None
+            stats = self._stats(begin, good, noted, self.last_step[0].seconds())
         tail.tokens = begin + good
-        if good < steps:
-            noted = Noted(noted.first_bad)  # what was summed is not finite either
-        assert self.last_step is not None
-        stats = self._stats(begin, good, noted, self.last_step[0].seconds())
         return StepsOnDevice(good, pairs, queries[:-1], queries[-1], stats, failed=good < steps)
 
     def _last_query(self) -> torch.Tensor:
         assert self.last_step is not None
         step, number = self.last_step
-        return step.query(number)
+        return step.launches.q[number, :, None]
 
     def _to_host(self, x: torch.Tensor) -> Array:
         """The tensor in the spec's dtype in main memory, once it is there. Must be called inside `launching`."""
@@ -118,7 +121,8 @@ class ResidentLayer:
 
     def _stats(self, begin: int, steps: int, noted: Noted, seconds: float) -> AttentionStats:
         """The statistics of these steps, the first of which found `begin` tokens in the tail. seconds: of the last."""
-        spec, request, outputs = self.spec, self.request, self._outputs
+        assert self._alone is not None
+        spec, request, outputs = self.spec, self.request, self._alone.launches.outputs
         whole = steps * request.exact_tokens + sum(range(begin + 1, begin + steps + 1))
         searched = [part for part in request.parts if part.kind is not None]
         index = sum(outputs.index_nbytes(part) for part in searched)
@@ -132,62 +136,49 @@ class ResidentLayer:
             missed_bound_max=noted.bound_max,
         )
 
-    @property
-    def _outputs(self) -> StepOutputs:
-        assert self._alone is not None
-        return self._alone.outputs
-
 
 class ResidentStep:
-    """A step of some layers of sessions of one model, made once and used for one token after the other. stacked: whether callers
-    hand in arrays with a dimension for the sessions."""
+    """A step of some layers of sessions of one model, made once and used for one token after the other.
+
+    stacked: whether callers hand in arrays with a dimension for the sessions. It does not keep the layers, which keep it: memory
+    of a card should not wait for a collection of garbage.
+    """
 
     def __init__(self, layers: Sequence[ResidentLayer], *, stacked: bool) -> None:
         """Raises CapacityError or GpuLost."""
-        first = layers[0]
-        self._layers = layers
-        self._device: Device = first.device
-        self._pages = first.pages
-        spec, device, n = first.spec, self._device, len(layers)
-        with launching(device, device.query_stream):
-            requests = [layer.request for layer in layers]
-            self._launches = StepLaunches(device, first.scratch, first.pages, spec, requests)
-            dtype = TORCH[spec.dtype]
-            self._kv = torch.empty((n, 2, spec.kv_heads, spec.head_dim), dtype=dtype, device=device.torch)
-            self._out = torch.empty_like(self._launches.q)
-            rows = torch.tensor([layer.row for layer in layers], dtype=torch.int32, device=device.torch)
-            self._note_rows = NoteRows(rows, first.notes.first_bad, first.notes.sums)
-            self._states = self._launches.outputs.states()
-            limited = any(layer.searches and layer.limits.any for layer in layers)
-            self._reread = Reread(device, first.scratch, first.pages, spec, requests) if limited else None
-            track_memory(device, self)
-        own = self._launches.q, self._kv[:, 0], self._kv[:, 1], self._out
-        *self._targets, self._answer = (x[:, :, None] if stacked else x[0, :, None] for x in own)
-        self._step = CapturedStep(self._kernels, device.query_stream)
-        self._watch = device.stopwatch()
-        self._shapes = [target.shape for target in self._targets]
+        first, n = layers[0], len(layers)
+        self._layers = [ref(layer) for layer in layers]
+        self._device = device = first.device
         self._lock = lock_of(device, device.query_stream)
+        with launching(device, device.query_stream):
+            rows = torch.tensor([layer.row for layer in layers], dtype=torch.int32, device=device.torch)
+            self.launches = ResidentLaunches(
+                device,
+                first.scratch,
+                first.pages,
+                first.spec,
+                [layer.request for layer in layers],
+                NoteRows(rows, first.notes.first_bad, first.notes.sums),
+                judges=any(layer.limited for layer in layers),
+            )
+        made = self.launches
+        own = made.q, made.kv[:, 0], made.kv[:, 1], made.out
+        *self._targets, self._answer = (x[:, :, None] if stacked else x[0, :, None] for x in own)
+        self._shapes = [target.shape for target in self._targets]
+        self._step = CapturedStep(made.launch, device.query_stream)
+        self._watch = device.stopwatch()
         self._asked: Event | None = None
         self._answered: Event | None = None
         self._number = 0
         self._tokens, self._slots, self._limits = [-1] * n, [NO_SLOTS] * n, [layer.limits for layer in layers]
 
-    @property
-    def outputs(self) -> StepOutputs:
-        """What its launches write."""
-        return self._launches.outputs
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """See `HoldsTensors`. What it launches counts its own."""
-        yield from (self._kv, self._out, self._note_rows.rows)
-
     def judges(self, layers: Sequence[ResidentLayer]) -> bool:
         """Whether it holds what these layers' answers may miss against their limits, or they have none."""
-        return self._reread is not None or not any(layer.searches and layer.limits.any for layer in layers)
+        return self.launches.judges or not any(layer.limited for layer in layers)
 
     def takes(self, *arrays: Any) -> bool:
         """Whether q, k and v are such tensors on this device as a step takes."""
-        where, dtype = self._device.torch, self._out.dtype
+        where, dtype = self._device.torch, self._answer.dtype
         for x, shape in zip(arrays, self._shapes, strict=True):
             if not isinstance(x, torch.Tensor) or x.shape != shape or x.dtype != dtype or x.device != where or x.requires_grad:
                 return False
@@ -197,14 +188,15 @@ class ResidentStep:
         """Append the token of each session, and answer its query. It is done behind what the caller's stream holds, and before
         what the caller launches later. Raises CapacityError or GpuLost."""
         device, own, measured = self._device, self._device.query_stream, self._number % MEASURED_EVERY == 1
+        layers = [layer for layer in (known() for known in self._layers) if layer is not None]
         with self._lock, device.watch():
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
             caller = device.callers_stream()
             self._asked = caller.record_event(self._asked)
             with device.on(own):
                 own.wait_event(self._asked)
-                if not self._knows_tails():
-                    self._follow()
+                if not self._knows_tails(layers):
+                    self._follow(layers)
                 torch._foreach_copy_(self._targets, [q, k, v], non_blocking=True)
                 if measured:
                     self._watch.start(own)
@@ -215,49 +207,26 @@ class ResidentStep:
                 self._answered = own.record_event(self._answered)
             caller.wait_event(self._answered)
         self._number += 1
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(layers):
             layer.tail.tokens += 1
             layer.last_step = self, number
             self._tokens[number] += 1
         return out
 
-    def _knows_tails(self) -> bool:
+    def seconds(self) -> float:
+        """What the last step that was measured took each session, once it is done."""
+        return self._watch.seconds() / len(self._layers)
+
+    def _knows_tails(self, layers: Sequence[ResidentLayer]) -> bool:
         """Whether the device knows by its own steps what the tails have, and all limits."""
-        for layer, tokens, slots, limits in zip(self._layers, self._tokens, self._slots, self._limits, strict=True):
+        for layer, tokens, slots, limits in zip(layers, self._tokens, self._slots, self._limits, strict=True):
             if layer.tail.tokens != tokens or layer.tail.slots is not slots or layer.limits is not limits:
                 return False
         return True
 
-    def _follow(self) -> None:
-        """Tell the device how many tokens the tails have, and where, and limits that are new."""
-        made = self._launches.follow_tails()
-        limits = [layer.limits for layer in self._layers]
-        if self._reread is not None:
-            made |= self._reread.follow_tails()
-            self._reread.limit(limits)
-        if made:
+    def _follow(self, layers: Sequence[ResidentLayer]) -> None:
+        """Tell the device what the tails have, and the limits."""
+        self._limits = [layer.limits for layer in layers]
+        if self.launches.follow(self._limits):
             self._step.reset()
-        self._tokens, self._slots = [layer.tail.tokens for layer in self._layers], [layer.tail.slots for layer in self._layers]
-        self._limits = limits
-
-    def _kernels(self) -> None:
-        """Launch everything, for a CUDA graph to replay."""
-        launches, batch, kv = self._launches, self._launches.batch, self._kv
-        tails = batch.tails
-        for i in range(len(self._layers)):
-            store(self._pages, batch.last_slots(i), tails[i : i + 1], kv[i, 0][:, None], kv[i, 1][:, None])
-        tails.add_(1)
-        launches.launch()
-        anew = None
-        if self._reread is not None:
-            self._reread.launch(launches.q, self._states, tails)
-            anew = self._reread.anew
-        finish(self._states, launches.q, kv, self._out, tails, self._note_rows, anew)
-
-    def query(self, number: int) -> torch.Tensor:
-        """The last query of one of its sessions, `[q_heads, 1, head_dim]` on the device."""
-        return self._launches.q[number, :, None]
-
-    def seconds(self) -> float:
-        """What the last step that was measured took each session, once it is done."""
-        return self._watch.seconds() / len(self._layers)
+        self._tokens, self._slots = [layer.tail.tokens for layer in layers], [layer.tail.slots for layer in layers]

@@ -141,10 +141,14 @@ class Planner:
 
     def leave_gpu(self) -> None:
         """Plan without the GPU, which failed to answer, until its version changes."""
+        self.forget()
+        self._failed_gpu_version = None if self.gpu is None else self.gpu.version
+
+    def forget(self) -> None:
+        """Forget all plans, and what they have on the GPU."""
         self._prepared.clear()
         self._last = _NO_KEY, None
         self._device_attentions.clear()
-        self._failed_gpu_version = None if self.gpu is None else self.gpu.version
 
     @property
     def _block_size(self) -> int:

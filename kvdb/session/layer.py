@@ -4,7 +4,6 @@ import logging
 from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
-from typing import Self
 
 import numpy as np
 
@@ -84,7 +83,7 @@ class Layer:
         self.native_steps = steps(self._spec, self.run, self._tail, self.planner, self.query_samples, self._observed)
         self._course: Course | None = None
 
-    def ready(self) -> Self:
+    def ready(self) -> "Layer":
         """Take over from native steps, and wait for audits under way, and until everything that the layer reads is in main
         memory. Returns the layer. Raises IntegrityError, Unavailable, and what `raise_failure` raises."""
         self.settle()
@@ -225,8 +224,7 @@ class Layer:
     def answer_prepared(
         self, prepared: Prepared, q: Array, options: QueryOptions, pending: Pending | None = None
     ) -> tuple[Array, AttentionStats]:
-        """Answer queries by their plan, and count the answer. pending: see `execute`. Raises NonFiniteError where float32 cannot
-        hold the answer, DeadlineExceeded or Cancelled."""
+        """Answer queries by their plan, and count them. Raises NonFiniteError, DeadlineExceeded or Cancelled."""
         deadlines.check()
         n = q.shape[1]
         observed = tells(n, options) and (prepared.rechecks or self._observed.takes_next())
@@ -242,7 +240,7 @@ class Layer:
         return state.out, stats
 
     def answered_exactly(self, prepared: Prepared, q: Array, out: Array, stats: AttentionStats, options: QueryOptions) -> None:
-        """Count an answer that was computed with those of other sessions. q, out: `[q_heads, 1, head_dim]`."""
+        """Count an answer that was computed with those of others. q, out: `[q_heads, 1, head_dim]`."""
         self.segment_counters.count(1, 1, options, stats, self.run.tokens, searched=False)
         comparison = self.audits.due(prepared, 1, options, alone=False)
         self._course = Course(prepared, options, False) if comparison is None and not prepared.rechecks else None
@@ -286,9 +284,11 @@ class Layer:
 
     def close(self) -> None:
         """Tell the segments what was counted, and give everything back but the snapshot."""
-        with suppress(CapacityError):  # what the GPU still holds goes with the rest
+        with suppress(CapacityError):  # a GPU's, whose tokens go with the rest
             self.settle()
         self.segment_counters.flush()
+        self.planner.forget()
+        self._course = None
         self.query_samples.release()
         self._tail.release()
         self.tail.release()

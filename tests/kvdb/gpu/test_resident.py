@@ -1,5 +1,7 @@
 """Steps whose arrays lie on the GPU and stay there, beside the same steps by main memory."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,12 @@ from hypothesis import strategies as st
 
 import kvdb
 from indexes.retrieval import Dipr, Exact, TopK
+from kvdb.attention.triton.batch import Batch
 from kvdb.errors import CapacityError, DtypeError, GpuLost, NonFiniteError, PositionError, ShapeError
+from kvdb.gpu.layer_attention import LayerAttention
+from kvdb.gpu.notes import ROWS
+from kvdb.gpu.resident import ResidentLayer, ResidentStep
+from kvdb.gpu.step_launches import StepLaunches
 from kvdb.session.device_steps import DeviceSteps
 from query_optimizer.query_options import QueryOptions
 from tests.conftest import Kv
@@ -300,7 +307,7 @@ def test_tokens_that_a_lost_card_had_alone_are_lost_and_that_is_said(both, monke
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     with monkeypatch.context() as broken:
-        broken.setattr(f"kvdb.gpu.resident.{'finish' if where == 'attend' else 'load'}", fail)
+        broken.setattr(f"kvdb.gpu.resident{'_launches.finish' if where == 'attend' else '.load'}", fail)
         with pytest.raises(GpuLost, match=f"the last {at - known} tokens of the layer"):
             stepped(gpu, kv, at) if where == "attend" else gpu.read([0])
     assert gpu.stats().tokens == known
@@ -327,7 +334,7 @@ def test_a_card_without_memory_keeps_the_tokens_until_it_has_some(both, monkeypa
         np.testing.assert_array_equal(got, right)
     with monkeypatch.context() as broken:
         at = warm(gpu, kv) if taken(gpu) else at
-        broken.setattr("kvdb.gpu.resident.finish", full)
+        broken.setattr("kvdb.gpu.resident_launches.finish", full)
         close(stepped(gpu, kv, at).cpu().numpy(), _exactly(cpu, kv, at))
     close(stepped(gpu, kv, at + 1).cpu().numpy(), _exactly(cpu, kv, at + 1))
     gpu.close()
@@ -358,12 +365,45 @@ def test_modes_of_torch_may_change_between_steps(make_engine, first):
     right.close()
 
 
-def test_a_session_that_is_closed_takes_what_the_card_has_with_it(both):
+def steps_alive():
+    """Whatever holds memory of a card for steps."""
+    kinds = ResidentLayer, ResidentStep, LayerAttention, StepLaunches, Batch
+    return [x for x in gc.get_objects() if type(x) in kinds]
+
+
+def test_a_session_that_is_closed_gives_the_cards_memory_back_at_once(make_engine):
     kv = Kv(spec_of(), STORED + 20)
-    gpu, cpu = both(kv)
-    warm(gpu, kv)
-    gpu.close()
-    cpu.close()
+    engine = make_engine(block_size=32)
+    imported(engine, kv, "document", STORED)
+    db, gpu = kvdb.Client(engine), kvdb.Session(opened(engine, kv, STORED))
+    backend = engine.gpu
+    searching = QueryOptions(Dipr(0.3), max_missed_mass=0.1)
+    other = kvdb.Session(gpu._transport.fork())
+    before = backend.device.tracked_nbytes
+    gc.collect()
+    earlier = {id(x): x for x in steps_alive()}  # of other tests
+    gc.disable()
+    try:
+        at = warm(gpu, kv)
+        warm(other, kv)
+        for i in range(at, at + 3):
+            stepped(gpu, kv, i, searching)
+        for i in range(at + 3, at + 6):
+            stacked = [torch.stack([x, x]) for x in arrays_of(gpu, kv, i)]
+            db.attend([gpu, other], 0, *stacked, options=EXACT)
+        notes = backend._notes
+        assert len(notes._free) < ROWS
+        other.close()
+        gpu.close()
+        assert len(notes._free) == ROWS
+        assert not len(backend._resident_steps)
+        assert not len(backend._batched_steps)
+        assert not [x for x in steps_alive() if id(x) not in earlier]
+    finally:
+        gc.enable()
+    gc.collect()  # what the interpreter kept of its arguments
+    kept = sum(x.untyped_storage().nbytes() for x in (*notes.tensors(), backend._scratch.partial._floats))
+    assert backend.device.tracked_nbytes <= before + kept
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy says it too, under the interpreter
