@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import kvdb.client.remote.shared_memory.lane as lane_module
 import kvdb.client.remote.shared_memory.lanes as lanes
 from kvdb.errors import Unavailable
 from tests.waiting import until
@@ -129,3 +130,26 @@ def test_a_server_that_came_back_is_asked_where_its_socket_is(monkeypatch):
     opened = lanes.SharedLanes(lanes.LocalServer("first", b"one"), lambda: there, "", "target", None)
     assert opened.take().path == "second"
     assert opened.refusal == ""
+
+
+class LastWords:
+    """A server that answers, and closes its end at once, between two looks of the client. Ring, region and socket in one."""
+
+    def __init__(self):
+        self.answer = None
+        self.ring = self
+
+    def receive(self, seconds):
+        return self.answer
+
+    def recv(self, nbytes):
+        self.answer = b"the answer"
+        return b""
+
+
+def test_an_answer_that_came_as_the_server_left_is_heard(monkeypatch):
+    monkeypatch.setattr(lane_module, "unpack_answer", bytes.decode)
+    lane = object.__new__(lane_module.SharedLane)
+    lane.region = lane._socket = LastWords()
+    lane._target = "target"
+    assert lane._next(5.0) == "the answer"

@@ -135,10 +135,11 @@ class SharedLane:
         while True:
             if perf_counter() >= end:
                 raise too_late(self._target)
-            data = self._take(min(max(end - perf_counter(), 0.001), LOOK_SECONDS))
+            connected = self._connected()  # before the ring: a server that ends answers first
+            data = self._take(min(max(end - perf_counter(), 0.001), LOOK_SECONDS) if connected else 0.0)
             if data is not None:
                 return unpack_answer(data)
-            if self._connected():
+            if connected:
                 continue
             raise Unavailable(f"the server at {self._target} does not answer through shared memory any more; connect again")
 
