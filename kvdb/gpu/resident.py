@@ -32,7 +32,7 @@ from kvdb.types import Array, Float32, ModelSpec
 TAKEN_TOKENS = 256
 """Tokens that come to main memory at a time."""
 MEASURED_EVERY = 16
-"""One step of so many is measured, from the second on: the first is compiled."""
+"""One step of so many is measured, from the third on: the first is compiled, the second captured."""
 NO_SLOTS: Blocks = np.zeros(0, np.int64)
 
 
@@ -187,7 +187,7 @@ class ResidentStep:
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Append the token of each session, and answer its query. It is done behind what the caller's stream holds, and before
         what the caller launches later. Raises CapacityError or GpuLost."""
-        device, own, measured = self._device, self._device.query_stream, self._number % MEASURED_EVERY == 1
+        device, own, measured = self._device, self._device.query_stream, self._number % MEASURED_EVERY == 2
         layers = [layer for layer in (known() for known in self._layers) if layer is not None]
         with self._lock, device.watch():
             out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
