@@ -213,6 +213,8 @@ NB_MODULE(_native, m) {
     using namespace kvdb;
     using namespace kvdb::indexes;
 
+    // As in kvdb's own module: a server that ends may leave threads that still hold an index.
+    nb::set_leak_warnings(false);
     bind_dtype(m);
     translate_page_errors();
     nb::class_<PyBlocks>(m, "Blocks")
