@@ -185,6 +185,10 @@ def set_kernels(operation: str, isa: str) -> None:
 def processor_family() -> str:
     """The processor's family in the table of what is fastest where nothing was measured; "" where it has none."""
 
+def kernels_of(vendor: str, family: int, model: int, avx512_bf16: bool) -> tuple[str, dict[str, str]]:
+    """The row of that table for any processor: its name, and the instruction set that each operation uses on it; "" and nothing
+    where it has none. vendor: as CPUID spells it, `GenuineIntel`. family, model: of CPUID's leaf 1, extended."""
+
 def threads() -> int:
     """The number of threads that one call may use: KVDB_THREADS from the environment, or the number of CPUs of this process."""
 

@@ -145,16 +145,25 @@ inline void bind_settings(nb::module_& m) {
     m.def("emulated_isas", &emulated_isas);
     m.def("set_isa", &set_isa, "name"_a);
     m.def("variants", &variants);
-    m.def("kernels", [] {
+    const auto named = [](const KernelNames& kernels) {
         nb::dict used;
-        for (const auto& [operation, isa] : chosen_kernels()) used[operation.c_str()] = isa;
+        for (const auto& [operation, isa] : kernels) used[operation.c_str()] = isa;
         return used;
-    });
+    };
+    m.def("kernels", [named] { return named(chosen_kernels()); });
     m.def("set_kernels", &set_kernels, "operation"_a, "isa"_a);
     m.def("processor_family", [] {
-        const Family* family = processor_family();
+        const Family* family = family_of(this_processor());
         return std::string(family ? family->name : "");
     });
+    m.def(
+        "kernels_of",
+        [named](const std::string& vendor, unsigned family, unsigned model, bool avx512_bf16) {
+            const Family* row = family_of({vendor, family, model, avx512_bf16});
+            return row ? std::pair(std::string(row->name), named(kernels_of(*row)))
+                       : std::pair(std::string(), nb::dict());
+        },
+        "vendor"_a, "family"_a, "model"_a, "avx512_bf16"_a);
     m.def("threads", &ThreadPool::threads);
     m.def("set_threads", &ThreadPool::set_threads, "n"_a);
     m.def("spin_us", &ThreadPool::spin_us);

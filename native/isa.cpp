@@ -94,7 +94,7 @@ struct Choice {
             use(candidate);
             break;
         }
-        const Family* family = processor_family();
+        const Family* family = family_of(this_processor());
         for (int i = 0; family && i < kOperations; ++i) {
             const Isa isa = family->kernels[i];
             prefer(i, isa == Isa::amx && !amx_permitted() ? family->untiled : isa);
@@ -145,11 +145,21 @@ Isa current_isa(Operation operation) {
     return choice().of[static_cast<int>(operation)].load(std::memory_order_relaxed)->isa;
 }
 
-std::vector<std::pair<std::string, std::string>> chosen_kernels() {
-    std::vector<std::pair<std::string, std::string>> used;
+KernelNames chosen_kernels() {
+    KernelNames used;
     for (int i = 0; i < kOperations; ++i)
         used.emplace_back(kOperationNames[i], choice().of[i].load()->name);
     return used;
+}
+
+KernelNames kernels_of(const Family& family) {
+    KernelNames named;
+    for (int i = 0; i < kOperations; ++i) {
+        for (const Candidate& candidate : kCandidates)
+            if (candidate.isa == family.kernels[i])
+                named.emplace_back(kOperationNames[i], candidate.name);
+    }
+    return named;
 }
 
 std::vector<std::string> variants() {

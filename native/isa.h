@@ -37,7 +37,13 @@ KVDB_BASE void set_isa(std::string_view name);
 
 // The one that an operation uses, and all operations with theirs.
 KVDB_BASE Isa current_isa(Operation operation);
-KVDB_BASE std::vector<std::pair<std::string, std::string>> chosen_kernels();
+using KernelNames = std::vector<std::pair<std::string, std::string>>;
+KVDB_BASE KernelNames chosen_kernels();
+
+// The operations with those that a row of the table has for them, whether this machine runs them or
+// not.
+struct Family;
+KVDB_BASE KernelNames kernels_of(const Family& family);
 
 // The instruction sets among which an operation may choose, best first: isa() and those below it,
 // without the portable one unless it is all there is.

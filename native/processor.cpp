@@ -7,9 +7,9 @@
 #include <cstring>
 
 namespace kvdb {
-
-#if defined(__x86_64__)
 namespace {
+
+constexpr unsigned kAny = ~0u;
 
 struct Row {
     const char* vendor;
@@ -23,7 +23,8 @@ constexpr Isa kPairs = Isa::avx512_bf16, kWidened = Isa::avx512, kTiles = Isa::a
 // Dot products of bfloat16 pairs run at the full rate on Zen. On the Intel processors below they
 // are slower than widening to float32 and multiplying: measured on Sapphire Rapids, whose core the
 // others share. Their tiles are for many rows. Dot products of bytes, for codes, are fast on all of
-// them.
+// them. The first row that fits is taken: those of a vendor's other models come last, because a
+// hypervisor may give any model number, and features tell more.
 constexpr Row kRows[] = {
     {"AuthenticAMD", 0x19, 0x10, 0x1f, {"AMD Zen 4", {kPairs, kPairs, kPairs, kPairs}, kPairs}},
     {"AuthenticAMD", 0x19, 0x60, 0x7f, {"AMD Zen 4", {kPairs, kPairs, kPairs, kPairs}, kPairs}},
@@ -44,33 +45,49 @@ constexpr Row kRows[] = {
      0xad,
      0xae,
      {"Intel Granite Rapids", {kWidened, kTiles, kPairs, kWidened}, kWidened}},
+    {"AuthenticAMD",
+     kAny,
+     0,
+     kAny,
+     {"AMD with AVX-512 BF16", {kPairs, kPairs, kPairs, kPairs}, kPairs}},
+    {"GenuineIntel",
+     kAny,
+     0,
+     kAny,
+     {"Intel with AVX-512 BF16", {kWidened, kTiles, kPairs, kWidened}, kWidened}},
 };
 
 }  // namespace
 
-const Family* processor_family() {
-    unsigned eax, ebx, ecx, edx;
-    if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx)) return nullptr;
-    char vendor[13] = {};
-    std::memcpy(vendor, &ebx, 4);
-    std::memcpy(vendor + 4, &edx, 4);
-    std::memcpy(vendor + 8, &ecx, 4);
-    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return nullptr;
-    unsigned family = eax >> 8 & 0xf;
-    const unsigned model = (eax >> 4 & 0xf) | (eax >> 16 & 0xf) << 4;
-    if (family == 0xf) family += eax >> 20 & 0xff;
+const Family* family_of(const Processor& processor) {
+    if (!processor.avx512_bf16) return nullptr;
     for (const Row& row : kRows) {
-        if (std::strcmp(vendor, row.vendor) == 0 && family == row.family &&
-            model >= row.first_model && model <= row.last_model) {
+        if (processor.vendor == row.vendor &&
+            (row.family == kAny || processor.family == row.family) &&
+            processor.model >= row.first_model && processor.model <= row.last_model) {
             return &row.is;
         }
     }
     return nullptr;
 }
-#else
-const Family* processor_family() {
-    return nullptr;
-}
+
+Processor this_processor() {
+    Processor is;
+#if defined(__x86_64__)
+    unsigned eax, ebx, ecx, edx;
+    if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx)) return is;
+    char vendor[13] = {};
+    std::memcpy(vendor, &ebx, 4);
+    std::memcpy(vendor + 4, &edx, 4);
+    std::memcpy(vendor + 8, &ecx, 4);
+    is.vendor = vendor;
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return is;
+    is.family = eax >> 8 & 0xf;
+    is.model = (eax >> 4 & 0xf) | (eax >> 16 & 0xf) << 4;
+    if (is.family == 0xf) is.family += eax >> 20 & 0xff;
+    is.avx512_bf16 = __builtin_cpu_supports("avx512bf16");
 #endif
+    return is;
+}
 
 }  // namespace kvdb

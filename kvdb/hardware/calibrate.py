@@ -51,7 +51,7 @@ LEAST = 1e-7
 
 
 BUSY_LOAD = 0.5
-"""A machine with a higher load for each CPU is too busy for kernels to be told apart, and its numbers are no good ones."""
+"""A machine with a higher load for each CPU is busy: its numbers are kept only where there are no others."""
 
 
 def current_load() -> float:
@@ -61,8 +61,7 @@ def current_load() -> float:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured. machine: with the fastest kernels. kernels: what each operation takes with each that it may use; empty
-    on a busy machine, where the kernels in use stay."""
+    """What was measured. machine: with the fastest kernels. kernels: what each operation takes with each that it may use."""
 
     machine: Machine
     kernels: KernelTimes
@@ -75,7 +74,7 @@ def calibrate() -> Calibration:
     store = BlockStore(StorageConfig())
     try:
         measuring = _Measuring(store)
-        times = kernels.measure(measuring.kernel_calls(), KERNELS_S) if current_load() <= BUSY_LOAD else {}
+        times = kernels.measure(measuring.kernel_calls(), KERNELS_S)
         kernels.use(times)
         return Calibration(measuring.machine(), times)
     finally:

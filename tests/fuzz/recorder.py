@@ -10,7 +10,7 @@ from typing import Any
 
 KEPT_MAX = 400  # calls that are remembered
 SETTINGS = {
-    *("isa", "isas", "emulated_isas", "set_isa", "variants", "kernels", "set_kernels", "processor_family"),
+    *("isa", "isas", "emulated_isas", "set_isa", "variants", "kernels", "set_kernels", "processor_family", "kernels_of"),
     *("threads", "set_threads", "spin_us", "set_spin_us", "usable_cpus", "cpu_quota", "memory_nodes", "set_memory_nodes"),
     *("pool_counters", "work_in_background", "leave_processor"),
 }

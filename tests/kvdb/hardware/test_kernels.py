@@ -38,6 +38,31 @@ def test_a_noisy_second_does_not_overrule_the_table(monkeypatch, family, chosen)
     assert kernels.fastest({"avx512_bf16": 0.513, "avx512": 0.395}, "avx512_bf16") == chosen
 
 
+WIDENED = {"decode": "avx512", "prefill": "amx", "scan": "avx512_bf16", "gather": "avx512"}
+PAIRS = dict.fromkeys(WIDENED, "avx512_bf16")
+
+
+@pytest.mark.parametrize(
+    ("processor", "name", "used"),
+    [
+        (("GenuineIntel", 6, 0x8F), "Intel Sapphire Rapids", WIDENED),
+        (("GenuineIntel", 6, 167), "Intel with AVX-512 BF16", WIDENED),  # as a hypervisor gave it for Sapphire Rapids
+        (("GenuineIntel", 19, 1), "Intel with AVX-512 BF16", WIDENED),
+        (("AuthenticAMD", 0x19, 0x11), "AMD Zen 4", PAIRS),
+        (("AuthenticAMD", 0x1B, 0x00), "AMD with AVX-512 BF16", PAIRS),
+    ],
+)
+def test_the_table_goes_by_features_where_it_does_not_know_the_model(processor, name, used):
+    assert _native.kernels_of(*processor, avx512_bf16=True) == (name, used)
+
+
+@pytest.mark.parametrize(
+    "processor", [("GenuineIntel", 6, 0x6A), ("AuthenticAMD", 0x19, 1), ("HygonGenuine", 0x18, 1), ("", 0, 0)]
+)
+def test_processors_without_these_features_have_no_row(processor):
+    assert _native.kernels_of(*processor, avx512_bf16=False) == ("", {})
+
+
 def test_what_was_timed_decides_for_each_operation_by_itself():
     slowest = _native.variants()[-1]
     others = _native.kernels()
