@@ -8,6 +8,7 @@ import kvdb.catalog.residency as residency
 import kvdb.validate as validate
 from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.segment_view import release_views, visible_tokens
+from kvdb.config import Config
 from kvdb.errors import NotFound
 from kvdb.events import Kind
 from kvdb.session.open_handles import OpenHandles, counted_call
@@ -29,6 +30,7 @@ from kvdb.types import (
 class ContextOperations:
     """The calls of a database that name a context, or none. The database sets what they work on. Thread-safe."""
 
+    config: Config
     handles: OpenHandles
     _catalog: Catalog
     _blocks: BlockStore
@@ -117,6 +119,12 @@ class ContextOperations:
     def tiers(self) -> list[TierStats]:
         """What each tier holds, one entry for each size of block."""
         return self._blocks.stats()
+
+    def tier_limits(self) -> dict[str, int]:
+        """The most bytes that a tier may take, by its name, of those that have a limit."""
+        storage = self.config.storage
+        limits = {"gpu": storage.gpu_bytes_max or None, "cpu": storage.cpu_bytes_max, "disk": storage.disk_bytes_max}
+        return {tier: most for tier, most in limits.items() if most is not None}
 
     @counted_call
     def disk_nbytes(self, names: Iterable[str]) -> int:

@@ -1,13 +1,11 @@
 """What others than its holder are told of an open session."""
 
-from contextlib import suppress
-
 import kvdb.deadlines as deadlines
 from kvdb.errors import NotFound, SessionClosed
 from kvdb.session.activity import SessionActivity
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.state import SessionState
-from kvdb.types import Activity, ContextInfo, ModelSpec, Retention, SessionInfo, SessionStats, Tokens
+from kvdb.types import Activity, ContextInfo, Retention, SessionInfo, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -40,24 +38,19 @@ class SessionOperations:
     @counted_call
     def activity(self) -> Activity:
         """What all sessions have done together. Sessions in a call are not waited for: what it does counts the next time."""
-        for handle in self.handles.open():
-            if isinstance(handle, SessionState):
-                handle.try_count()
+        for session in self._open():
+            session.try_count()
         return self._activity.totals()
 
     @counted_call
-    def open_sessions(self, limit: int) -> list[tuple[str, ModelSpec, SessionStats]]:
-        """Label, "" where there is none, model and counters of the open sessions, at most `limit`, the latest first."""
-        told = []
-        for session in [handle for handle in reversed(self.handles.open()) if isinstance(handle, SessionState)][:limit]:
-            with suppress(SessionClosed):  # meanwhile
-                told.append((session.label, session.spec, session.stats()))
-        return told
+    def open_sessions(self) -> list[SessionState]:
+        """The open sessions, with a label or without, in the order in which they were opened."""
+        return self._open()
 
     @counted_call
     def count_sessions(self) -> int:
         """How many sessions are open."""
-        return sum(isinstance(handle, SessionState) for handle in self.handles.open())
+        return len(self._open())
 
     @counted_call
     def explain_session(self, label: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
@@ -69,5 +62,8 @@ class SessionOperations:
         layers = range(found[-1].spec.layers) if layer is None else [layer]
         return [found[-1].explain(number, options, analyze) for number in deadlines.each(layers)]
 
+    def _open(self) -> list[SessionState]:
+        return [handle for handle in self.handles.open() if isinstance(handle, SessionState)]
+
     def _labelled(self) -> list[SessionState]:
-        return [handle for handle in self.handles.open() if isinstance(handle, SessionState) and handle.label]
+        return [session for session in self._open() if session.label]

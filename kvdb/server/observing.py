@@ -62,7 +62,9 @@ class CallsSeen(grpc.ServerInterceptor):
 
     def failed(self, call: str, by: Origin, error: KvdbError) -> None:
         """A call through shared memory has failed. call: its name."""
-        self._tell(call, by, code_of(error), str(error))
+        code = code_of(error)
+        self._metrics.failed(code)
+        self._tell(call, by, code, str(error))
 
     def _tell(self, method: str, by: Origin, code: grpc.StatusCode, said: str) -> None:
         if code in REFUSALS or code in FAILURES:

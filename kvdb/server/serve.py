@@ -27,6 +27,7 @@ from kvdb.server import decode_calls
 from kvdb.server.access.exposure import check_exposure
 from kvdb.server.access.tls import server_credentials, ssl_context
 from kvdb.server.admission.admission import Admission
+from kvdb.server.console.access import View
 from kvdb.server.console.console import Console
 from kvdb.server.http.opening import open_http
 from kvdb.server.http.routes import Route
@@ -155,8 +156,11 @@ class Server:
 
     def pages(self) -> list[Route]:
         """What the HTTP port offers beside health: metrics to admins, and to everybody a console of what they may see."""
-        view_of = Console(lambda token: self._tenants.view(self.credentials.of_token(token.encode(errors="replace"))))
-        return [metrics_route(self.registry), *view_of.routes()]
+        return [metrics_route(self.registry), *Console(self._view_of).routes()]
+
+    def _view_of(self, token: str) -> View:
+        whose = self.credentials.of_token(token.encode(errors="replace"))
+        return View(self._tenants.view(whose), self._measured if whose.admin else None)
 
     def _end_refused(self) -> None:
         """End what goes on for clients whose credential was taken back."""

@@ -1,6 +1,5 @@
 """The open sessions of all clients, under ids that cannot be guessed. One that nobody uses is closed."""
 
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,8 +9,6 @@ from time import monotonic
 from kvdb.errors import KvdbError, SessionClosed
 from kvdb.events import Events, Kind, Origin, originating
 from kvdb.session.state import SessionState
-
-ID_BYTES = 16
 
 
 @dataclass
@@ -65,18 +62,18 @@ class Sessions:
         self._lock = Lock()
 
     def add(self, state: SessionState) -> str:
-        """Take over a session. Returns the id under which it is found from now on. Raises what `admit` raises, and has closed
+        """Take over a session. Returns its id, under which it is found from now on. Raises what `admit` raises, and has closed
         it."""
-        name = secrets.token_urlsafe(ID_BYTES)
+        state.tenant = self.tenant
         self._opened(state)
         try:
             with self._lock:
                 self.admit(len(self._entries))
-                self._entries[name] = _Entry(state, monotonic())
+                self._entries[state.id] = _Entry(state, monotonic())
         except KvdbError:
             state.close()
             raise
-        return name
+        return state.id
 
     def states(self) -> list[SessionState]:
         """The sessions, in the order in which they were opened."""

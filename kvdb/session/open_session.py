@@ -1,7 +1,9 @@
 """What an open session holds: views of what is stored, and a mutable tail for each layer; and how it is given back."""
 
+import secrets
 from contextlib import ExitStack, suppress
 from threading import RLock
+from time import time
 from typing import Protocol
 
 import kvdb.catalog.residency as residency
@@ -19,6 +21,9 @@ from kvdb.session.recompute import Recomputing
 from kvdb.session.services import SessionServices
 from kvdb.storage.block_table import BlockTable
 from kvdb.types import Array, ModelSpec, Placed, Tokens
+
+ID_BYTES = 16
+NAME_LETTERS = 8
 
 
 class SharedBeginning(Protocol):
@@ -39,6 +44,8 @@ class OpenSession:
 
     tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
     number of tokens before it that were stored when it was opened. label: under which others are told of it, "" for nobody.
+    id: whoever knows it may use the session, so it cannot be guessed. tenant: whose it is, "" for whoever runs the database.
+    opened: seconds since 1970.
     error_max: of queries that name nothing, None for the configuration's. salt: what it was found by beside its tokens, and is
     stored under. shared: what others find of it while it is open, None for nothing. Thread-safe: calls on one session take turns.
     The constructor raises Unavailable for a closed database, and CapacityError, and then everything was given back."""
@@ -58,6 +65,9 @@ class OpenSession:
         self.tokens = tokens
         self.salt = salt
         self.label = ""
+        self.id = secrets.token_urlsafe(ID_BYTES)
+        self.tenant = ""
+        self.opened = time()
         self.start = snapshot.layout.length
         self.reused = self.start - len(snapshot.missing(0))
         self.services = services
@@ -86,6 +96,11 @@ class OpenSession:
     def tails(self) -> list[BlockTable]:
         """The tails, one for each layer; the session owns them."""
         return [layer.tail for layer in self._layers]
+
+    @property
+    def name(self) -> str:
+        """The first letters of its id: enough to tell it from others, and too few to use it."""
+        return self.id[:NAME_LETTERS]
 
     @property
     def views(self) -> Views:

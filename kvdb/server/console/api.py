@@ -4,9 +4,12 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from kvdb.errors import InvalidArgument, NotFound, Unsupported
+from kvdb.errors import InvalidArgument, NotFound, SessionClosed, Unsupported
+from kvdb.server.metrics.calls import CallMetrics
 from kvdb.server.tenancy.tenants import AnyDatabase
-from kvdb.types import ERROR, MEASURES, ContextInfo, ModelSpec, SessionStats
+from kvdb.server.tiers import tier_uses
+from kvdb.session.state import SessionState
+from kvdb.types import ERROR, MEASURES, ContextInfo, ModelSpec
 from kvdb.types.measures import is_known, overall
 from kvdb.version import __version__
 from query_optimizer.access import Access
@@ -34,7 +37,7 @@ def overview(database: AnyDatabase) -> Json:
         "version": __version__,
         "contexts": database.count_contexts(),
         "sessions": database.count_sessions(),
-        "tiers": _tiers(database),
+        "tiers": [tier._asdict() for tier in tier_uses(database)],
     }
 
 
@@ -79,8 +82,20 @@ def heat(database: AnyDatabase, name: str, measure: str) -> Json:
 
 def sessions(database: AnyDatabase) -> Json:
     """The open sessions, the latest first, and how many there are."""
-    told = [_session(*session) for session in database.open_sessions(SESSIONS_MAX)]
-    return {"sessions": told, "total": max(len(told), database.count_sessions())}
+    found, told = database.open_sessions(), []
+    for session in found[::-1][:SESSIONS_MAX]:
+        with suppress(SessionClosed):  # meanwhile
+            told.append(_session(session))
+    return {"sessions": told, "total": len(found)}
+
+
+def calls(measured: CallMetrics | None) -> Json:
+    """Calls since the start: how many ended with each status, and `[seconds, how many took at most that]` of steps and of other
+    calls, where None stands for any time. Nothing for whoever may not know."""
+    if measured is None:
+        return {}
+    codes, latencies = measured.totals()
+    return {"codes": codes, "latencies": {kind: list(counts.items()) for kind, counts in latencies.items()}}
 
 
 def explain(database: AnyDatabase, name: str, layer: int, analyze: bool) -> Json:
@@ -94,24 +109,13 @@ def explain(database: AnyDatabase, name: str, layer: int, analyze: bool) -> Json
     return _plan(database.explain(name, layer, NO_OPTIONS, analyze)[0])
 
 
-def explain_session(database: AnyDatabase, label: str, layer: int, analyze: bool) -> Json:
-    """The plan of the next query of a session that has a label, as `explain`. Raises NotFound, LayerError, InvalidArgument or
-    SessionClosed."""
-    return _plan(database.explain_session(label, layer, NO_OPTIONS, analyze)[0])
-
-
-def _tiers(database: AnyDatabase) -> list[Json]:
-    """The tiers, all sizes of blocks together. used: bytes of blocks that hold something. held: bytes that the tier takes. limit:
-    bytes that it may take, None for any number."""
-    storage = database.config.storage
-    limits = {"cpu": storage.cpu_bytes_max, "disk": storage.disk_bytes_max, "gpu": storage.gpu_bytes_max or None}
-    told: dict[str, Json] = {}
-    for tier in database.tiers():
-        into = told.setdefault(tier.name, {"name": tier.name, "used": 0, "held": 0, "limit": limits.get(tier.name), "blocks": 0})
-        into["used"] += tier.blocks_used * tier.block_nbytes
-        into["held"] += tier.nbytes
-        into["blocks"] += tier.blocks_used
-    return list(told.values())
+def explain_session(database: AnyDatabase, name: str, layer: int, analyze: bool) -> Json:
+    """The plan of the next query of the session of that `OpenSession.name`, as `explain`. Raises NotFound, LayerError,
+    InvalidArgument or SessionClosed."""
+    session = next((session for session in database.open_sessions() if session.name == name), None)
+    if session is None:
+        raise NotFound(f"no open session has the id {name!r}; it was closed")
+    return _plan(session.explain(layer, NO_OPTIONS, analyze))
 
 
 def _summary(info: ContextInfo) -> Json:
@@ -146,12 +150,16 @@ def _model(spec: ModelSpec) -> Json:
     }
 
 
-def _session(label: str, spec: ModelSpec, stats: SessionStats) -> Json:
-    """retrieved: the share of the tokens looked at that was attended, None before the first query."""
+def _session(session: SessionState) -> Json:
+    """retrieved: the share of the tokens looked at that was attended, None before the first query. Raises SessionClosed."""
+    stats = session.stats()
     scanned = stats.tokens_scanned
     return {
-        "label": label,
-        "model": _model(spec),
+        "id": session.name,
+        "tenant": session.tenant,
+        "label": session.label,
+        "opened": session.opened,
+        "model": _model(session.spec),
         "tokens": stats.tokens,
         "reused": stats.reused,
         "tail": stats.tail_tokens,

@@ -21,7 +21,7 @@ from kvdb.errors import (
     Unavailable,
     Unsupported,
 )
-from kvdb.server.console.access import ViewOf, credential_of
+from kvdb.server.console.access import View, ViewOf, credential_of
 from kvdb.server.http.routes import JSON, Reply, Request, Route
 from kvdb.server.tenancy.tenants import AnyDatabase
 
@@ -65,13 +65,14 @@ class Console:
     def __init__(self, view_of: ViewOf) -> None:
         self._view_of = view_of
         self._explaining = Lock()
-        self._calls: Mapping[str, Callable[[AnyDatabase, Mapping[str, str]], api.Json]] = {
-            "overview": lambda database, _: api.overview(database),
-            "contexts": _contexts,
-            "context": lambda database, query: api.context(database, _text(query, "name")),
-            "heat": lambda database, query: api.heat(database, _text(query, "name"), query.get("measure", "retrieved")),
-            "sessions": lambda database, _: api.sessions(database),
-            "explain": self._explain,
+        self._calls: Mapping[str, Callable[[View, Mapping[str, str]], api.Json]] = {
+            "overview": lambda view, _: api.overview(view.database),
+            "calls": lambda view, _: api.calls(view.calls),
+            "contexts": lambda view, query: _contexts(view.database, query),
+            "context": lambda view, query: api.context(view.database, _text(query, "name")),
+            "heat": lambda view, query: api.heat(view.database, _text(query, "name"), query.get("measure", "retrieved")),
+            "sessions": lambda view, _: api.sessions(view.database),
+            "explain": lambda view, query: self._explain(view.database, query),
         }
 
     def routes(self) -> Sequence[Route]:
@@ -85,10 +86,10 @@ class Console:
     def _answer(self, request: Request) -> Reply:
         call = request.path.removeprefix(API)
         try:
-            database = self._view_of(credential_of(request.headers.get("authorization", "")))
+            view = self._view_of(credential_of(request.headers.get("authorization", "")))
             if call not in self._calls:
                 raise NotFound(f"there is no such call; expected one of {', '.join(self._calls)}")
-            return _told(HTTPStatus.OK, self._calls[call](database, request.query))
+            return _told(HTTPStatus.OK, self._calls[call](view, request.query))
         except KvdbError as error:
             status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), HTTPStatus.INTERNAL_SERVER_ERROR)
             return _told(status, {"error": str(error)})

@@ -1,7 +1,12 @@
 """Counts and times of calls, at the edge of the server."""
 
+from collections import Counter as Counts
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.samples import Sample
 
 from kvdb.rpc import kvdb_pb2 as pb
 
@@ -11,6 +16,17 @@ SECONDS = tuple(round(base * 10**power, 6) for power in range(-5, 2) for base in
 _SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
 METHODS = {f"/{_SERVICE.full_name}/{method.name}": method.name for method in _SERVICE.methods}
 OTHER = "other"
+SHARED_MEMORY = "SharedMemory"
+STREAM = "Decode"
+"""Its messages are timed one by one."""
+
+
+class CallTotals(NamedTuple):
+    """Calls since the start of a server. codes: how many ended with each status of gRPC. latencies: how many "steps" of decoding
+    and how many other "calls" took at most so many seconds, for each bucket; none before the first."""
+
+    codes: Mapping[str, int]
+    latencies: Mapping[str, Mapping[float, int]]
 
 
 class CallMetrics:
@@ -18,7 +34,7 @@ class CallMetrics:
     many clients, tenants and contexts there are, there are no more."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counted = "Calls that ended, streams too, by method and status."
+        counted = "Calls that ended, streams too, by method and status; through shared memory those that failed."
         self._calls = Counter("kvdb_calls", counted, ("method", "code"), registry=registry)
         took = "From a call's arrival to its end, by method."
         self._seconds = Histogram("kvdb_call_seconds", took, ("method",), buckets=SECONDS, registry=registry)
@@ -35,6 +51,27 @@ class CallMetrics:
         self._calls.labels(short, code.name).inc()
         self._seconds.labels(short).observe(seconds)
         return short
+
+    def failed(self, code: grpc.StatusCode) -> None:
+        """Count a call through shared memory that failed; `stepped` has counted it too."""
+        self._calls.labels(SHARED_MEMORY, code.name).inc()
+
+    def totals(self) -> CallTotals:
+        """What was counted so far."""
+        codes: Counts[str] = Counts()
+        latencies: dict[str, Counts[float]] = {"steps": Counts(), "calls": Counts()}
+        for sample in self._samples(self._calls, "kvdb_calls_total"):
+            codes[sample.labels["code"]] += int(sample.value)
+        for sample in self._samples(self._seconds, "kvdb_call_seconds_bucket"):
+            if sample.labels["method"] != STREAM:
+                latencies["calls"][float(sample.labels["le"])] += int(sample.value)
+        for sample in self._samples(self._steps, "kvdb_decode_seconds_bucket"):
+            latencies["steps"][float(sample.labels["le"])] += int(sample.value)
+        return CallTotals(codes, latencies)
+
+    @staticmethod
+    def _samples(metric: Counter | Histogram, name: str) -> list[Sample]:
+        return [sample for family in metric.collect() for sample in family.samples if sample.name == name]
 
     def waited(self, seconds: float) -> None:
         """Count how long a turn was waited for."""

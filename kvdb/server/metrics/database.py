@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvdb.database import Database
+from kvdb.server.tiers import tier_uses
 from kvdb.types import Activity
 from kvdb.version import __version__
 
@@ -61,18 +62,12 @@ class DatabaseCollector(Collector):
     def _tiers(self) -> Iterator[Metric]:
         taken = GaugeMetricFamily("kvdb_tier_bytes", "Bytes that a tier takes of its memory or disk.", labels=("tier",))
         used = GaugeMetricFamily("kvdb_tier_used_bytes", "Bytes of the blocks of a tier that hold KV.", labels=("tier",))
-        sums: dict[str, tuple[int, int]] = {}
-        for tier in self._database.tiers():  # one for each size of block
-            before = sums.get(tier.name, (0, 0))
-            sums[tier.name] = before[0] + tier.nbytes, before[1] + tier.blocks_used * tier.block_nbytes
-        for name, (nbytes, used_nbytes) in sums.items():
-            taken.add_metric((name,), nbytes)
-            used.add_metric((name,), used_nbytes)
+        for tier in tier_uses(self._database):
+            taken.add_metric((tier.name,), tier.taken)
+            used.add_metric((tier.name,), tier.used)
         yield taken
         yield used
         limit = GaugeMetricFamily("kvdb_tier_limit_bytes", "What a tier may take; none where it has no limit.", labels=("tier",))
-        storage = self._database.config.storage
-        for name, most in (("cpu", storage.cpu_bytes_max), ("disk", storage.disk_bytes_max)):
-            if most is not None:
-                limit.add_metric((name,), most)
+        for name, most in self._database.tier_limits().items():
+            limit.add_metric((name,), most)
         yield limit

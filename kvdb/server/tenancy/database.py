@@ -30,7 +30,6 @@ from kvdb.types import (
     PromptPart,
     Retention,
     SessionInfo,
-    SessionStats,
     Space,
     TierStats,
     Tokens,
@@ -205,12 +204,8 @@ class TenantDatabase:
                 told.append(SessionInfo(session.label, stats.tokens, stats.reused, stats.queries))
         return told
 
-    def open_sessions(self, limit: int) -> list[tuple[str, ModelSpec, SessionStats]]:
-        told = []
-        for session in self._sessions()[::-1][:limit]:
-            with suppress(SessionClosed):
-                told.append((session.label, session.spec, session.stats()))
-        return told
+    def open_sessions(self) -> list[SessionState]:
+        return self._sessions()
 
     def count_sessions(self) -> int:
         return len(self._sessions())
@@ -232,6 +227,10 @@ class TenantDatabase:
         for view in segments.values():
             told["cpu" if view.resident else "disk"] += view.nbytes
         return [TierStats(tier, nbytes, nbytes, 1, nbytes, huge=False) for tier, nbytes in told.items()]
+
+    def tier_limits(self) -> dict[str, int]:
+        """None: those of the database are for all tenants together."""
+        return {}
 
     def status(self) -> DatabaseStatus:
         return status(self, len(self._sessions()), self._database.uptime_seconds)

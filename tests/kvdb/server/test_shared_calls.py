@@ -45,7 +45,7 @@ def test_another_user_is_not_let_in(server, stub_of, monkeypatch):
         SharedLane(hello.local_socket, hello.local_server, "")
 
 
-def test_a_failure_is_told_with_whose_it_was(session, engine, spec, make_kv, monkeypatch):
+def test_a_failure_is_told_with_whose_it_was(session, server, engine, spec, make_kv, monkeypatch):
     told, kv = [], make_kv(spec, 2)
     engine.events.add(told.append)
 
@@ -58,6 +58,7 @@ def test_a_failure_is_told_with_whose_it_was(session, engine, spec, make_kv, mon
     (event,) = (event for event in told if event.kind == Kind.FAILED)
     assert (event.facts["method"], event.facts["code"]) == ("update", "INTERNAL")
     assert len(event.origin.request) == 16
+    assert server.registry.get_sample_value("kvdb_calls_total", {"method": "SharedMemory", "code": "INTERNAL"}) == 1
 
 
 def test_the_time_of_a_call_reaches_the_engine(session, spec, make_kv, monkeypatch):

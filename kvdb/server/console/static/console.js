@@ -4,7 +4,8 @@ import { call, hasToken, setToken } from "./api.js";
 import { ContextPage } from "./context_page.js";
 import { SessionPage } from "./session_page.js";
 import { byId, forget, render } from "./dom.js";
-import { ago, count } from "./format.js";
+import { callPanels, noteCalls, sinceWhen } from "./calls_panel.js";
+import { age, ago, count } from "./format.js";
 import { contextTable, note, sessionTable, tierCards } from "./home_page.js";
 
 const EVERY_MS = 2000;
@@ -34,6 +35,7 @@ async function refresh() {
     else fail(error);
   }
   for (const time of document.querySelectorAll("time[data-at]")) time.textContent = ago(Number(time.dataset.at));
+  for (const time of document.querySelectorAll("time[data-since]")) time.textContent = age(Number(time.dataset.since));
   if (!paused && byId("login").hidden && mine === turn) timer = setTimeout(() => (document.hidden ? null : refresh()), EVERY_MS);
 }
 
@@ -50,15 +52,24 @@ function showOverview(told) {
 
 async function showHome(mine) {
   const prefix = byId("prefix").value;
-  const [sessions, contexts] = await Promise.all([call("sessions"), call("contexts", { prefix, after: before.at(-1), limit: PAGE })]);
+  const [calls, sessions, contexts] = await Promise.all(
+    [call("calls"), call("sessions"), call("contexts", { prefix, after: before.at(-1), limit: PAGE })]);
   if (mine !== turn) return;
+  byId("calls-section").hidden = calls.codes === undefined;
+  if (calls.codes !== undefined) showCalls(calls);
   render(byId("sessions"), sessions, sessionTable);
   render(byId("contexts"), { ...contexts, prefix, paged: before.length > 1 }, contextTable);
   next = contexts.next;
   byId("pager").hidden = before.length === 1 && next === null;
   byId("previous").disabled = before.length === 1;
   byId("next").disabled = next === null;
-  byId("page").textContent = `page ${before.length}`;
+  byId("page").textContent = `page ${before.length}, sorted by itself`;
+}
+
+function showCalls(calls) {
+  noteCalls(calls, performance.now() / 1000);
+  byId("calls-since").textContent = sinceWhen();
+  byId("calls").replaceChildren(...callPanels());
 }
 
 function route() {

@@ -6,6 +6,7 @@ import { ExplainPanel } from "./explain_panel.js";
 import { ago, bytes, count, date, plural, seconds, share } from "./format.js";
 import { heatMap, MEASURES } from "./heat_map.js";
 import { bar, segmentTable } from "./segments.js";
+import { table } from "./table.js";
 
 export class ContextPage {
   // root: the element that it fills.
@@ -35,12 +36,13 @@ export class ContextPage {
     for (const time of byId("facts").querySelectorAll("time[data-used]")) time.dataset.at = used;
     render(byId("segments"), [context.views, context.segments], () => segmentsOf(context));
     render(byId("indexes"), context.indexes, indexTable);
-    render(byId("heat"), heat, () => (heat ? heatMap(heat, (layer) => this.explain.choose(layer)) : unknown()));
+    render(byId("heat"), heat, () => (heat ? [h("p", { class: "quiet small hint" }, MEASURES[heat.measure][1]),
+      heatMap(heat, (layer) => this.explain.choose(layer))] : unknown()));
     this.explain.setLayers(context.model.layers);
   }
 
   _measures() {
-    const options = Object.entries(MEASURES).map(([value, [title, hint]]) => h("option", { value, title: hint }, `${title}: ${hint}`));
+    const options = Object.entries(MEASURES).map(([value, [title]]) => h("option", { value }, title));
     const changed = (event) => {
       this.measure = event.target.value;
       forget(byId("heat"));
@@ -55,7 +57,8 @@ const unknown = () => empty("No query has searched this context yet.",
 
 function factList(context) {
   const model = context.model;
-  const fact = (title, ...value) => h("div", { class: title === "Shape" ? "broad" : null }, h("dt", {}, title), h("dd", {}, ...value));
+  const fact = (title, ...value) => h("div", {}, h("dt", {}, title), h("dd", {}, ...value));
+  const broad = (title, value) => h("div", { class: "broad" }, h("dt", {}, title), h("dd", {}, value));
   const kept = [context.pinned && "pinned", context.expires && `until ${date(context.expires)}`].filter(Boolean).join(", ");
   return [
     fact("Tokens", count(context.tokens)),
@@ -64,12 +67,12 @@ function factList(context) {
     fact("Uses", count(context.uses)),
     fact("Last used", h("time", { "data-at": context.used, "data-used": true }, ago(context.used))),
     fact("Stored", h("time", { title: date(context.created), "data-at": context.created }, ago(context.created))),
-    fact("Model", model.name),
-    fact("Shape", `${model.layers} layers, ${model.q_heads} query on ${model.kv_heads} KV heads of ${model.head_dim}, ${model.dtype}`),
+    broad("Model", model.name),
+    broad("Shape", `${model.layers} layers, ${model.q_heads} query heads on ${model.kv_heads} KV heads of ${model.head_dim}, ${model.dtype}`),
     context.kind !== "prefix" && fact("Kind", context.kind),
-    context.format && fact("Format", `${context.format}; changed keys by ${share(context.key_error)}, values by ${share(context.value_error)}`),
+    context.format && broad("Format", `${context.format}; changed keys by ${share(context.key_error)}, values by ${share(context.value_error)}`),
     kept && fact("Kept", kept),
-    Object.entries(context.metadata).map(([key, value]) => fact(key, value)),
+    Object.entries(context.metadata).map(([key, value]) => broad(key, value)),
   ];
 }
 
@@ -83,15 +86,12 @@ function segmentsOf(context) {
 
 function indexTable(indexes) {
   if (!indexes.length) return empty("No index stands over this context.", "It is read whole, or by what its pages tell; kvdb index builds one.");
-  const cell = (label, ...content) => h("td", { class: "number", "data-label": label }, ...content);
-  return h("table", { class: "wide" },
-    h("thead", {}, h("tr", {}, ["Index", "Segment", "Layers", "Bytes", "Took", "State"].map(
-      (title, at) => h("th", { scope: "col", class: at && at < 5 ? "number" : "" }, title)))),
-    h("tbody", {}, indexes.map((index) => h("tr", {},
-      h("th", { scope: "row" }, index.kind),
-      cell("Segment", `${index.segment} · ${count(index.tokens)} tokens`),
-      cell("Layers", `${index.layers} of ${index.layers_total}`),
-      h("td", { class: "number", "data-label": "Bytes", title: `${count(index.nbytes)} bytes` }, bytes(index.nbytes)),
-      cell("Took", index.seconds ? seconds(index.seconds) : "–"),
-      h("td", { "data-label": "State" }, index.state, index.progress < 1 && ` ${share(index.progress)}`, index.error && `: ${index.error}`)))));
+  return table("indexes", [
+    { title: "Index", of: (index) => index.kind, text: true },
+    { title: "Segment", of: (index) => index.segment, shown: (index) => `#${index.segment} · ${count(index.tokens)} tokens` },
+    { title: "Layers", of: (index) => index.layers, shown: (index) => `${index.layers} of ${index.layers_total}` },
+    { title: "Bytes", of: (index) => index.nbytes, shown: (index) => bytes(index.nbytes), hint: (index) => `${count(index.nbytes)} bytes` },
+    { title: "Took", of: (index) => index.seconds || null, shown: (index) => (index.seconds ? seconds(index.seconds) : "–") },
+    { title: "State", text: true, of: (index) => index.state, shown: (index) => [index.state, index.progress < 1 && ` ${share(index.progress)}`, index.error && `: ${index.error}`] },
+  ], indexes);
 }

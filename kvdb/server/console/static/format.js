@@ -23,14 +23,19 @@ export function share(value) {
   return percent === 0 || percent >= 9.95 ? `${Math.round(percent)} %` : `${Number(percent.toPrecision(2))} %`;
 }
 
-export function ago(epoch) {
-  const past = Date.now() / 1000 - epoch;
-  if (past < 5) return "now";
-  if (past < 60) return `${Math.floor(past)} s ago`;
-  if (past < 3600) return `${Math.floor(past / 60)} min ago`;
-  if (past < 86400) return `${Math.floor(past / 3600)} h ago`;
-  return `${Math.floor(past / 86400)} d ago`;
+// How long something has been, of whole units.
+export function age(epoch) {
+  const past = Math.max(0, Date.now() / 1000 - epoch);
+  if (past < 60) return `${Math.floor(past)} s`;
+  if (past < 3600) return `${Math.floor(past / 60)} min`;
+  if (past < 86400) return `${Math.floor(past / 3600)} h`;
+  return `${Math.floor(past / 86400)} d`;
 }
+
+export const ago = (epoch) => (Date.now() / 1000 - epoch < 5 ? "now" : `${age(epoch)} ago`);
+
+// Of what happens in a second.
+export const rate = (value) => (value && value < 100 ? digits(value) : count(value));
 
 export const date = (epoch) => new Date(epoch * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC";
 

@@ -2,6 +2,7 @@
 
 import { empty, h } from "./dom.js";
 import { count, share } from "./format.js";
+import { table } from "./table.js";
 
 const STOPS = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
 const LOWEST = 1e-4;
@@ -76,15 +77,17 @@ export function heatMap(heat, chosen) {
 
 // What the heads of each layer need, for those who do not see colours.
 function layerTable(values) {
-  const titles = ["Layer", "Least", "Median", "Most", "Heads known"];
-  return h("table", { class: "wide" },
-    h("thead", {}, h("tr", {}, titles.map((title, at) => h("th", { scope: "col", class: at ? "number" : "" }, title)))),
-    h("tbody", {}, values.map((row, layer) => {
-      const known = row.filter((value) => value !== null).sort((one, other) => one - other);
-      const cells = [share(known[0]), share(known[Math.floor(known.length / 2)]), share(known.at(-1)), `${known.length} of ${row.length}`];
-      return h("tr", {}, h("th", { scope: "row" }, String(layer)),
-        cells.map((cell, at) => h("td", { class: "number", "data-label": titles[at + 1] }, cell)));
-    })));
+  const rows = values.map((row, layer) => {
+    const known = row.filter((value) => value !== null).sort((one, other) => one - other);
+    return { layer, known: known.length, heads: row.length, least: known[0] ?? null, median: known[Math.floor(known.length / 2)] ?? null, most: known.at(-1) ?? null };
+  });
+  return table("layers", [
+    { title: "Layer", of: (row) => row.layer, shown: (row) => String(row.layer), text: true },
+    { title: "Least", of: (row) => row.least, shown: (row) => share(row.least) },
+    { title: "Median", of: (row) => row.median, shown: (row) => share(row.median) },
+    { title: "Most", of: (row) => row.most, shown: (row) => share(row.most) },
+    { title: "Heads known", of: (row) => row.known, shown: (row) => `${row.known} of ${row.heads}` },
+  ], rows);
 }
 
 function sizes(canvas, values) {

@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { bytes, count, plural } from "./format.js";
+import { table } from "./table.js";
 
 const GOLDEN_ANGLE = 137.508;
 const TOLD_MAX = 12;
@@ -27,19 +28,18 @@ export function bar(context, labelled = false) {
 export function segmentTable(context) {
   const rows = context.views.slice(0, ROWS_MAX);
   const left = context.segments - rows.length;
-  const titles = ["Segment", "From", "Sees", "Of", "Bytes", "Held by", "Where"];
   return [
-    h("table", { class: "wide" },
-      h("thead", {}, h("tr", {}, titles.map((title, at) => h("th", { scope: "col", class: at && at < 6 ? "number" : "" }, title)))),
-      h("tbody", {}, rows.map((view) => h("tr", {},
-        h("th", { scope: "row" }, h("i", { class: "swatch", style: colour(view.segment), "aria-hidden": "true" }), `#${view.segment}`),
-        h("td", { class: "number", "data-label": "From" }, count(view.begin)),
-        h("td", { class: "number", "data-label": "Sees" }, count(view.visible)),
-        h("td", { class: "number", "data-label": "Of" }, count(view.stored)),
-        h("td", { class: "number", "data-label": "Bytes", title: `${count(view.nbytes)} bytes` }, bytes(view.nbytes)),
-        h("td", { class: "number", "data-label": "Held by", title: "contexts and sessions" }, count(view.holders)),
-        h("td", { "data-label": "Where" }, view.resident ? "memory" : "disk", view.format && ` · ${view.format}`,
-          view.shift ? ` · moved by ${count(view.shift)}` : ""))))),
+    table("segments", [
+      { title: "Segment", of: (view) => view.segment, text: true,
+        shown: (view) => [h("i", { class: "swatch", style: colour(view.segment), "aria-hidden": "true" }), `#${view.segment}`] },
+      { title: "From", of: (view) => view.begin, shown: (view) => count(view.begin) },
+      { title: "Sees", of: (view) => view.visible, shown: (view) => count(view.visible) },
+      { title: "Of", of: (view) => view.stored, shown: (view) => count(view.stored) },
+      { title: "Bytes", of: (view) => view.nbytes, shown: (view) => bytes(view.nbytes), hint: (view) => `${count(view.nbytes)} bytes` },
+      { title: "Held by", of: (view) => view.holders, shown: (view) => count(view.holders), hint: () => "contexts and sessions" },
+      { title: "Where", text: true, of: (view) => (view.resident ? "memory" : "disk") + (view.format && ` · ${view.format}`) +
+        (view.shift ? ` · moved by ${count(view.shift)}` : "") },
+    ], rows),
     left > 0 && h("p", { class: "quiet small" }, `and ${plural(left, "more segment")}`),
   ];
 }

@@ -1,19 +1,19 @@
-// One session that has a label: what it did, and how its next query would be answered.
+// One session: what it did, and how its next query would be answered.
 
 import { call, Refused } from "./api.js";
 import { byId, h, render } from "./dom.js";
 import { ExplainPanel } from "./explain_panel.js";
-import { bytes, count, plural, seconds, share } from "./format.js";
+import { age, bytes, count, date, plural, seconds, share } from "./format.js";
 
 export class SessionPage {
   // root: the element that it fills.
-  constructor(root, label) {
+  constructor(root, id) {
     this.root = root;
-    this.label = label;
-    this.explain = new ExplainPanel({ session: label });
+    this.id = id;
+    this.explain = new ExplainPanel({ session: id });
     root.replaceChildren(
       h("p", {}, h("a", { href: "#/", class: "back" }, "← All sessions")),
-      h("h1", { tabindex: -1 }, label),
+      h("h1", { tabindex: -1 }, id),
       h("dl", { id: "facts", class: "facts" }),
       this.explain.section);
     this.title = root.querySelector("h1");
@@ -23,9 +23,10 @@ export class SessionPage {
   // Ask for the session and show it. Throws Refused.
   async refresh() {
     const { sessions } = await call("sessions");
-    const session = sessions.find((one) => one.label === this.label);
+    const session = sessions.find((one) => one.id === this.id);
     if (session === undefined) throw new Refused(404, "This session is not open any more.");
     if (!this.title.isConnected) return; // another page is shown meanwhile
+    this.title.textContent = session.label || session.id;
     render(byId("facts"), session, facts);
     this.explain.setLayers(session.model.layers);
   }
@@ -33,8 +34,12 @@ export class SessionPage {
 
 function facts(session) {
   const fact = (title, ...value) => h("div", {}, h("dt", {}, title), h("dd", {}, ...value));
+  const broad = (title, ...value) => h("div", { class: "broad" }, h("dt", {}, title), h("dd", {}, ...value));
   const rules = Object.entries(session.rules).sort((one, other) => other[1] - one[1]);
   return [
+    fact("Id", session.id),
+    fact("Tenant", session.tenant || "–"),
+    fact("Age", h("time", { title: date(session.opened), "data-since": session.opened }, age(session.opened))),
     fact("Tokens", count(session.tokens)),
     fact("Reused", `${count(session.reused)} (${share(session.tokens ? session.reused / session.tokens : 0)})`),
     fact("Own", `${plural(session.tail, "token")}, ${bytes(session.nbytes)}`),
@@ -42,7 +47,7 @@ function facts(session) {
     fact("Attended", share(session.retrieved)),
     fact("Missed at most", share(session.missed_bound)),
     fact("Kernels", session.queries ? seconds(session.seconds) : "–"),
-    fact("Model", `${session.model.name}, ${session.model.layers} layers`),
-    h("div", { class: "broad" }, h("dt", {}, "Answered by"), h("dd", {}, rules.length ? rules.map(([rule, calls]) => h("div", {}, h("code", {}, rule), ` ${count(calls)}`)) : "–")),
+    broad("Model", `${session.model.name}, ${session.model.layers} layers`),
+    broad("Answered by", rules.length ? rules.map(([rule, calls]) => h("div", {}, h("code", {}, rule), ` ${count(calls)}`)) : "–"),
   ];
 }

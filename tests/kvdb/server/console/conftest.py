@@ -7,12 +7,15 @@ from urllib.parse import urlencode, urlsplit
 
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 import kvdb
 from kvdb.config import Config, IndexConfig, MetricsConfig, OptimizerConfig, ServerConfig, StorageConfig, WindowConfig
 from kvdb.database import Database
+from kvdb.server.console.access import View
 from kvdb.server.console.console import Console
 from kvdb.server.http.opening import open_http
+from kvdb.server.metrics.calls import CallMetrics
 from kvdb.server.tenancy.credentials import Credentials
 from kvdb.types import Retention
 from query_optimizer.query_options import QueryOptions
@@ -96,13 +99,14 @@ def database(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def open_console():
-    """`open_console(database, token="")` is the URL of a port with the console."""
+    """`open_console(database, token="", measured=None)` is the URL of a port with the console. measured: of calls."""
     opened = []
 
-    def start(database, token=""):
+    def start(database, token="", measured=None):
         config = Config(server=ServerConfig(token=token), metrics=MetricsConfig(port=0))
         credentials = Credentials(config.server)
-        routes = Console(lambda given: credentials.of_token(given.encode()) and database).routes()
+        calls = CallMetrics(CollectorRegistry()) if measured is None else measured
+        routes = Console(lambda given: credentials.of_token(given.encode()) and View(database, calls)).routes()
         opened.append(open_http(config, lambda: True, routes, credentials))
         opened[-1].start()
         return opened[-1].url

@@ -1,12 +1,19 @@
 """What the console tells of a database."""
 
 import json
+from dataclasses import replace
+from math import inf
+from time import time
 
+import grpc
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 import kvdb.server.console.api as api
 from kvdb.errors import InvalidArgument, LayerError, NotFound, Unsupported
+from kvdb.server.metrics.calls import METHODS, CallMetrics
+from kvdb.server.tiers import tier_uses
 from kvdb.types.measures import overall
 from query_optimizer.query_options import NO_OPTIONS
 from tests.kvdb.server.console.conftest import AWAY, BASE, HOSTILE, NOTES, SPEC, store
@@ -93,6 +100,9 @@ def test_sessions_are_told_with_or_without_a_label_the_latest_first(database):
         assert [session["label"] for session in told["sessions"]] == ["", "chat"]
         assert told["total"] == 2
         assert told["sessions"][0]["retrieved"] is None
+        assert told["sessions"][0]["opened"] >= told["sessions"][1]["opened"] > time() - 600
+        assert other.id.startswith(told["sessions"][0]["id"])
+        assert len(told["sessions"][0]["id"]) < len(other.id)
     finally:
         other.close()
 
@@ -107,9 +117,10 @@ def test_a_plan_is_told_as_the_tree_that_explain_draws(database, analyze):
     assert all((access["actual"] is not None) == analyze for access in told["accesses"])
 
 
-def test_a_plan_of_a_session_is_found_by_its_label(database):
-    assert api.explain_session(database, "chat", 0, analyze=True)["outcome"]["missed_true"] <= 1
-    with pytest.raises(NotFound):
+def test_a_plan_of_a_session_is_found_by_its_id(database):
+    (session,) = api.sessions(database)["sessions"]
+    assert api.explain_session(database, session["id"], 0, analyze=True)["outcome"]["missed_true"] <= 1
+    with pytest.raises(NotFound, match="nobody"):
         api.explain_session(database, "nobody", 0, analyze=False)
 
 
@@ -130,6 +141,31 @@ def test_looking_changes_nothing(database):
     api.overview(database)
     json.dumps([api.contexts(database), api.context(database, NOTES), api.explain(database, NOTES, 0, analyze=True)])
     assert before == (database.tiers(), database.contexts(), api.sessions(database))
+
+
+def test_blocks_whose_pages_come_and_go_are_main_memory(database, monkeypatch):
+    cpu = next(tier for tier in database.tiers() if tier.name == "cpu")
+    monkeypatch.setattr(database, "tiers", lambda: [cpu, replace(cpu, name="paged")])
+    (told,) = tier_uses(database)
+    assert told == ("cpu", 2 * cpu.blocks_used * cpu.block_nbytes, 2 * cpu.nbytes, database.config.storage.cpu_bytes_max)
+
+
+def test_calls_are_told_as_they_were_counted():
+    measured, paths = CallMetrics(CollectorRegistry()), {name: path for path, name in METHODS.items()}
+    for seconds in (2e-4, 3e-4, 2e-3):
+        measured.stepped("attend", seconds)
+    measured.ended(paths["GetContext"], grpc.StatusCode.NOT_FOUND, 0.02)
+    measured.ended(paths["Decode"], grpc.StatusCode.OK, 60.0)  # a stream lasts as long as its session
+    measured.failed(grpc.StatusCode.INVALID_ARGUMENT)
+    told = api.calls(measured)
+    assert told["codes"] == {"NOT_FOUND": 1, "OK": 1, "INVALID_ARGUMENT": 1}
+    steps, calls = (dict(told["latencies"][kind]) for kind in ("steps", "calls"))
+    assert (steps[2.5e-4], steps[1e-3], steps[inf]) == (1, 2, 3)
+    assert (calls[0.01], calls[0.025], calls[inf]) == (0, 1, 1)
+
+
+def test_calls_are_nothing_for_whoever_may_not_know():
+    assert api.calls(None) == {}
 
 
 def test_a_database_without_anything_has_an_empty_console(engine):

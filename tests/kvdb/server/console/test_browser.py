@@ -2,13 +2,17 @@
 
 import os
 from pathlib import Path
+from time import time
 
+import grpc
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 import kvdb
 import kvdb.server.console.api as api
-from kvdb.types import Retention
+from kvdb.server.metrics.calls import METHODS, CallMetrics
+from kvdb.types import ContextUpdate, Retention
 from query_optimizer.query_options import QueryOptions
 from tests.kvdb.server.console.browser import Browser, found
 from tests.kvdb.server.console.conftest import AWAY, BASE, HOSTILE, SPEC, TOKEN, store
@@ -65,6 +69,139 @@ def test_the_pages_fit_their_window(browser, url, keep, size, dark):
         page.until("document.querySelector('.outcome') !== null")
         assert page.value("document.documentElement.scrollWidth <= innerWidth"), NO_PICTURE
         keep(page, f"context-{size}-{theme}")
+
+
+CUT = """[...document.querySelectorAll('th, td, dt, dd, p, h1, h2, button, label, pre, .tier, .node')].filter(
+    (e) => e.checkVisibility() && (e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 1
+        || e.getBoundingClientRect().right > innerWidth + 1))
+    .map((e) => `${e.tagName}: ${e.innerText}`)"""
+"""What is wider than its room, or than the window."""
+
+
+def test_nothing_is_cut_at_400_pixels(browser, open_console, engine):
+    name = "a-name-of-a-context-without-any-space-that-goes-on-and-on/2024-12-31T23:59:59.999999"
+    tokens = np.arange(320, dtype=np.int32)
+    store(engine, name, tokens, np.random.default_rng(1), Retention(metadata={"source": "https://intranet.example/" + "a" * 60}))
+    engine.build_index(name, "flat")
+    session = engine.create_session(SPEC, tokens, label="request-9f8e7d6c-5b4a-3210-ffff-0123456789ab")
+    session.tenant = "a-tenant-with-a-name-of-64-letters-" + "x" * 29
+    url = open_console(engine, measured=counted())
+    q, k = np.ones((SPEC.q_heads, 1, SPEC.head_dim), np.float32), np.ones((SPEC.kv_heads, 1, SPEC.head_dim), np.float32)
+    session.attend(0, q, k, k)
+    for opened in (f"{url}/ui/", context_page(url, name), f"{url}/ui/#/session/{session.name}"):
+        with browser.page(opened, 400, 800) as page:
+            if opened.endswith("/ui/"):
+                home(page)
+                page.until("document.querySelectorAll('#calls dd').length > 2")
+            else:
+                page.until("document.querySelector('#layer option') !== null")
+                page.click("button[value=analyze]")
+                page.until("document.querySelector('.outcome') !== null")
+                page.value("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+            assert page.value("document.documentElement.scrollWidth <= innerWidth"), NO_PICTURE
+            assert page.value(CUT) == []
+    session.close()
+
+
+def counted():
+    """Calls that were measured: two steps, one other call, and failures of two kinds."""
+    measured, paths = CallMetrics(CollectorRegistry()), {name: path for path, name in METHODS.items()}
+    for seconds in (2e-4, 2e-3):
+        measured.stepped("attend", seconds)
+    measured.ended(paths["GetContext"], grpc.StatusCode.OK, 0.02)
+    measured.ended(paths["GetContext"], grpc.StatusCode.NOT_FOUND, 0.02)
+    measured.failed(grpc.StatusCode.RESOURCE_EXHAUSTED)
+    return measured
+
+
+def test_calls_latencies_and_errors_are_panels(browser, open_console, engine):
+    measured = counted()
+    with browser.page(f"{open_console(engine, measured=measured)}/ui/") as page:
+        page.until("document.querySelector('#calls .latency td.number') !== null")
+        errors, steps = "#calls .tier:last-child", "#calls .latency tbody tr"
+        assert page.text("#calls-since") == "since the server started"
+        assert page.text(steps).split("\n") == ["Decode steps", "≤ 250 µs", "≤ 2.5 ms"]
+        assert page.text(f"{errors} .figure") == "2"
+        assert {"NOT_FOUND", "RESOURCE_EXHAUSTED"} <= set(page.text(errors).split())
+        measured.failed(grpc.StatusCode.UNAVAILABLE)
+        for _ in range(100):
+            measured.stepped("attend", 0.3)
+        page.until("document.querySelector('#calls-since').innerText.startsWith('in the last')")
+        assert page.text(errors).split() == ["Errors", "1", "UNAVAILABLE", "1"]
+        assert page.text(steps).split("\n") == ["Decode steps", "≤ 500 ms", "≤ 500 ms"]
+        assert 0 < float(page.text("#calls .tier .figure").removesuffix("/s")) <= 100
+
+
+def order(page, table):
+    return page.value(f"[...document.querySelectorAll('#{table} tbody th')].map((th) => th.querySelector('a').textContent)")
+
+
+def sort_by(page, table, title):
+    button = f"[...document.querySelectorAll('#{table} thead button')].find((one) => one.textContent === '{title}')"
+    page.value(f"({button}.focus(), {button}.click())")
+    return page.value(f"{button}.closest('th').ariaSort")
+
+
+def test_tables_sort_as_numbers_and_stay_sorted(browser, open_console, engine):
+    sizes = {"c-1": 100, "c-2": 1600, "c-10": 9, "d": 100, "e": 1000}
+    for start, (name, tokens) in enumerate(sizes.items()):
+        store(engine, name, np.arange(start, start + tokens, dtype=np.int32), np.random.default_rng(start))
+    with browser.page(f"{open_console(engine)}/ui/") as page:
+        page.until("document.querySelectorAll('#contexts tbody tr').length === 5")
+        came = order(page, "contexts")
+        assert sort_by(page, "contexts", "Name") == "ascending"
+        assert order(page, "contexts") == ["c-1", "c-2", "c-10", "d", "e"]
+        assert sort_by(page, "contexts", "Bytes") == "ascending"  # 9 blocks are more than 100 KiB, and 1 MiB more than both
+        up = sorted(came, key=lambda name: engine.get(name).nbytes)  # which is stable
+        assert order(page, "contexts") == up
+        assert sort_by(page, "contexts", "Bytes") == "descending"
+        down = sorted(came, key=lambda name: -engine.get(name).nbytes)
+        assert order(page, "contexts") == down
+        engine.update_context("e", ContextUpdate(pinned=True))
+        page.until("document.querySelector('#contexts').innerText.includes('pinned')")
+        assert order(page, "contexts") == down
+        assert page.value("document.activeElement.textContent") == "Bytes"
+        page.send("Page.reload")
+        page.until("document.querySelectorAll('#contexts tbody tr').length === 5")
+        assert order(page, "contexts") == down
+        assert sort_by(page, "contexts", "Bytes") == "none"
+        assert order(page, "contexts") == came
+        assert sort_by(page, "contexts", "Last used") == "ascending"
+        assert order(page, "contexts")[0] == max(came, key=lambda name: engine.get(name).used)
+
+
+def test_sessions_have_an_id_a_tenant_and_an_age_and_the_same_label_leads_to_each(browser, open_console, engine):
+    tokens = np.arange(8, dtype=np.int32)
+    sessions = [engine.create_session(SPEC, tokens, label=label) for label in ("chat", "chat", "")]
+    for session, tenant, opened in zip(sessions, ("acme", "globex", ""), (90, 4000, 70), strict=True):
+        session.tenant, session.opened = tenant, time() - opened
+    with browser.page(f"{open_console(engine)}/ui/") as page:
+        page.until("document.querySelectorAll('#sessions tbody tr').length === 3")
+        rows = page.value("[...document.querySelectorAll('#sessions tbody tr')].map((row) => row.innerText)")
+        for session, row, age in zip(sessions[::-1], rows, ("1 min", "1 h", "1 min"), strict=True):
+            assert session.name in row
+            assert session.tenant in row
+            assert age in row.split("\t")
+            assert session.id not in page.value("document.documentElement.outerHTML")
+        sort_by(page, "sessions", "Age")
+        ages = page.value("[...document.querySelectorAll('#sessions tbody th a')].map((a) => a.hash)")
+        assert ages == [f"#/session/{sessions[at].name}" for at in (2, 0, 1)]
+        page.click("#sessions tbody tr:last-child a")
+        page.until("document.querySelector('#facts')?.innerText.includes('globex')")
+        assert sessions[1].name in page.text("#facts")
+    for session in sessions:
+        session.close()
+
+
+def test_a_tile_of_nothing_is_not_a_part_of_anything(browser, open_console, engine):
+    store(engine, "gone", np.arange(40, dtype=np.int32), np.random.default_rng(1))
+    with browser.page(f"{open_console(engine)}/ui/") as page:
+        page.until("document.querySelector('.tier .figure') !== null")
+        (cpu,) = [tier for tier in engine.tiers() if tier.name == "cpu"]
+        assert page.text(".tier").split() == ["Main", "memory", f"{cpu.blocks_used * cpu.block_nbytes / 1024:.1f}", "KiB"]
+        engine.drop("gone")
+        page.until("document.querySelector('#tiers').innerText.includes('Nothing is stored')")
+        assert " of " not in page.text("#tiers")
 
 
 def test_a_page_asks_nobody_but_its_server_and_shows_what_it_says(browser, url, database):
@@ -169,7 +306,7 @@ def test_everything_to_press_has_a_name_and_can_be_reached(browser, url):
         assert {role for role, _ in roles} >= {"button", "link", "combobox", "image"}
         assert not [role for role, name in roles if role in pressed and not name.strip()]
         reached = set()
-        for _ in range(14):
+        for _ in range(22):
             page.press("Tab")
             reached.add(
                 page.value("document.activeElement.id || document.activeElement.className || document.activeElement.textContent")

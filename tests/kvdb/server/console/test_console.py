@@ -3,15 +3,21 @@
 import json
 import re
 import threading
+from contextlib import ExitStack
 
 import pytest
 
 import kvdb
 import kvdb.server.console.api as api
 import kvdb.server.console.console as console
+from kvdb.config import Config, MetricsConfig, ServerConfig
+from kvdb.server.http.opening import open_http
+from kvdb.server.serve import Server
+from kvdb.server.tenancy.tokens_file import new_token
 from tests.kvdb.server.console.conftest import AWAY, BASE, HOSTILE, TOKEN, ask
 
 CALLS = ["overview", "contexts", "sessions"]
+OF_ALL = [*CALLS, "calls", "context", "heat", "explain", "nothing"]
 ELSEWHERE = re.compile(rb"https?://(?!www\.w3\.org/2000/svg)|@import|url\(")
 
 
@@ -89,7 +95,7 @@ def test_a_bug_stays_in_the_log(url, monkeypatch, caplog):
     assert "division" in caplog.text
 
 
-@pytest.mark.parametrize("call", [*CALLS, "context", "heat", "explain", "nothing"])
+@pytest.mark.parametrize("call", OF_ALL)
 @pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x"])
 def test_without_the_token_nothing_is_told(locked_url, call, token):
     answer = ask(locked_url, f"/ui/api/{call}", token, name=BASE)
@@ -112,6 +118,33 @@ def test_a_server_of_its_own_says_where_its_console_is(process, monkeypatch):
         assert ask(url, "/ui/api/overview").status == 401
         told = ask(url, "/ui/api/overview", TOKEN).value
         assert (told["contexts"], told["sessions"], told["version"]) == (0, 0, kvdb.__version__)
+
+
+def test_a_tenant_sees_its_own_sessions_and_no_calls_and_an_admin_the_tenant_of_each(engine, spec, tmp_path):
+    tokens = {name: new_token(tmp_path / "tokens", name, admin=name == "ops") for name in ("ops", "acme", "globex")}
+    server = Server(engine, ServerConfig(port=0, local_socket="", tokens_file=str(tmp_path / "tokens")))
+    server.start()
+    http = open_http(Config(metrics=MetricsConfig(port=0)), lambda: True, server.pages(), server.credentials)
+    http.start()
+    try:
+        with ExitStack() as opened:
+            ids = {}
+            for tenant in ("acme", "globex"):
+                client = opened.enter_context(kvdb.connect(server.target, token=tokens[tenant]))
+                opened.enter_context(client.create_session(spec, [1, 2], label="chat"))
+                ((told,), _) = ask(http.url, "/ui/api/sessions", tokens[tenant]).value.values()
+                assert (told["tenant"], told["label"]) == (tenant, "chat")
+                assert ask(http.url, "/ui/api/calls", tokens[tenant]).value == {}
+                assert {tier["limit"] for tier in ask(http.url, "/ui/api/overview", tokens[tenant]).value["tiers"]} == {None}
+                ids[tenant] = told["id"]
+            told = ask(http.url, "/ui/api/sessions", tokens["ops"]).value["sessions"]
+            assert [(session["tenant"], session["id"]) for session in told] == [*reversed(ids.items())]
+            assert ask(http.url, "/ui/api/calls", tokens["ops"]).value["codes"]["OK"] >= 2
+            other = ask(http.url, "/ui/api/explain", tokens["globex"], session=ids["acme"])
+            assert other.status == 404
+    finally:
+        http.stop()
+        server.stop(grace=0)
 
 
 def test_one_explain_is_carried_out_at_a_time(url, monkeypatch):

@@ -7,10 +7,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kvdb
 from kvdb import errors
+from kvdb.config import Config, StorageConfig
+from kvdb.database import Database
 from kvdb.events import Kind
 from kvdb.server.http.routes import Request
 from kvdb.server.metrics.calls import METHODS
+from kvdb.server.metrics.database import DatabaseCollector
 from kvdb.server.metrics.page import metrics_route
+from kvdb.types import TierStats
 
 
 @pytest.fixture
@@ -66,6 +70,23 @@ def test_prompts_count_by_where_their_tokens_were_found(read, spec, make_kv):
     assert found == {"cpu": 64, "disk": 0, "none": 6}
     assert values()["kvdb_tier_used_bytes", ("tier", "cpu")] > 0
     assert values()["kvdb_events_total", ("event", "context_stored")] == 1
+
+
+def test_a_tier_is_told_with_its_limit_and_with_all_that_lies_in_its_memory(monkeypatch):
+    gpu, tables = TierStats("gpu", 3, 8, 1024, 8192, huge=False), TierStats("gpu tables", 0, 0, 0, 100, huge=False)
+    with Database(Config(storage=StorageConfig(gpu_bytes_max=1 << 20))) as database:
+        monkeypatch.setattr(database, "tiers", lambda: [gpu, tables])
+        told = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in DatabaseCollector(database).collect()
+            for sample in family.samples
+            if "tier" in sample.labels and sample.name.startswith("kvdb_tier")
+        }
+    assert told == {
+        ("kvdb_tier_used_bytes", "gpu"): 3072,
+        ("kvdb_tier_bytes", "gpu"): 8292,
+        ("kvdb_tier_limit_bytes", "gpu"): 1 << 20,
+    }
 
 
 def test_refused_calls_count_by_status(read, eventually):
