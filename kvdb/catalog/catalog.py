@@ -20,7 +20,7 @@ from kvdb.catalog.segment_view import Views
 from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, NotFound, Unavailable, Unsupported
 from kvdb.events import Events, Kind
 from kvdb.storage.segment_file import SegmentFile
-from kvdb.types import ContextUpdate, ModelSpec, Retention, Tokens
+from kvdb.types import BackedUp, ContextUpdate, ModelSpec, Retention, Tokens
 
 log = logging.getLogger(__name__)
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -186,9 +186,10 @@ class Catalog:
         """The names of contexts that were not as they were written when the store was opened."""
         return []
 
-    def backup(self, folder: Path) -> int:
-        """Copy everything to a new folder; the number of contexts. Raises Unsupported without a store."""
-        raise Unsupported(f"a backup to {folder} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
+    def backup(self, folder: Path, *, link: bool = False) -> BackedUp:
+        """Copy everything to a new folder, or link it. Raises Unsupported without a store."""
+        what = "hard links" if link else "a backup"
+        raise Unsupported(f"{what} to {folder} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
 
     def alive(self) -> list[Context]:
         """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""

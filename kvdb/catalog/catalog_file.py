@@ -6,6 +6,7 @@ or lost, is noticed. A row that is wrong is never used.
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from kvdb.catalog.catalog_database import CatalogDatabase
@@ -123,8 +124,12 @@ class CatalogFile:
                 _delete_segments(db, segments)
 
     def copy_to(self, path: Path) -> None:
-        """Write everything in it to another file. Raises CapacityError or Unavailable."""
+        """Write everything in it to another file, and read that. Raises CapacityError or Unavailable, and IntegrityError where
+        the copy is another."""
         self._db.copy_to(path)
+        with self._db.typed(), closing(sqlite3.connect(path)) as copy:
+            if _sums(copy) != _sums(self._db.connection):
+                raise IntegrityError(f"{path} is not what {self._db.path} holds; check the disk")
 
     def close(self) -> None:
         """See `CatalogDatabase.close`."""
@@ -161,6 +166,16 @@ def _upgrade_first(database: CatalogDatabase) -> None:
             db.execute("UPDATE context SET salt = ?, crc = ? WHERE name = ?", (record.salt, checksum(row), record.name))
             LIVES.write(db, LifeRecord(record.name, Life()).row())
         db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def _sums(db: sqlite3.Connection) -> list[tuple[int, int, list[str]]]:
+    """Of each table, how many rows are there, the sum of their checksums, and the keys of those that do not match theirs."""
+    readings = [Reading(db) for _ in range(4)]
+    readings[0].records(SPECS)
+    readings[1].records(SEGMENTS)
+    readings[2].records(CONTEXTS)
+    readings[3].records(LIVES)
+    return [(reading.rows, reading.total, reading.wrong) for reading in readings]
 
 
 def _delete_segments(db: sqlite3.Connection, segments: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
+import kvdb.catalog.check as context_check
 from kvdb.catalog.catalog import files_of
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import LifeRecord, SegmentRecord, SpecRecord, ViewRecord
@@ -26,7 +27,7 @@ from kvdb.storage.backup_folder import BackupFolder
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
 from kvdb.storage.store_folder import StoreFolder
-from kvdb.types import ContextUpdate, Retention
+from kvdb.types import BackedUp, ContextUpdate, Retention
 
 log = logging.getLogger(__name__)
 
@@ -208,21 +209,29 @@ class StoredCatalog(CompactableCatalog):
         """The names of contexts that were not as they were written when the store was opened."""
         return sorted(self._damaged)
 
-    def backup(self, folder: Path) -> int:
-        """Copy everything that is on the disk to a new folder, while contexts come and go. Returns the number of contexts. Raises
-        InvalidArgument for a folder that is not empty, IntegrityError, CapacityError or Unavailable."""
-        target = BackupFolder(folder, self._disk.path.parent)
+    def backup(self, folder: Path, *, link: bool = False) -> BackedUp:
+        """Copy everything that is on the disk to a new folder, while contexts come and go, and read the copies. link: make hard
+        links. Raises InvalidArgument for a folder that is not empty, IntegrityError, CapacityError or Unavailable."""
+        target = BackupFolder(folder, self._disk.path.parent, link=link)
         with ExitStack() as undo, ExitStack() as held:
             undo.callback(target.remove)
             with self._commit_lock:
                 self._file.copy_to(target.catalog)
                 named = [context.name for context in self.contexts() if context.name not in self._unwritten]
                 contexts = [held.enter_context(self.borrow(name)) for name in named]
+            copies = []
             for file in files_of(contexts):
-                target.add(file, self._disk.kept_beside(file))
-            target.finish()
+                suffixes = self._disk.kept_beside(file)
+                copies.append((file, target.add(file, suffixes), suffixes))
+            target.sync()
+            for file, copy, suffixes in copies:
+                try:
+                    context_check.check_copy(copy, suffixes)
+                except IntegrityError as error:
+                    raise IntegrityError(f"the copy of {file.path} is not what was stored ({error}); kvdb verify") from None
+            done = target.finish(len(contexts))
             undo.pop_all()
-        return len(contexts)
+        return done
 
     def close(self) -> None:
         """Write what is in memory only, keep the evidence of every segment beside its file, and close the catalogue's file. What

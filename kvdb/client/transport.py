@@ -13,6 +13,7 @@ from kvdb.errors import KvdbError
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
+    BackedUp,
     CallTimings,
     Checked,
     ContextInfo,
@@ -211,7 +212,7 @@ class Transport(Protocol):
 
     def check_store(self) -> list[str]: ...
 
-    def backup(self, folder: str) -> int: ...
+    def backup(self, folder: str, link: bool) -> BackedUp: ...
 
     def compact(self) -> int: ...
 

@@ -30,6 +30,8 @@ def add(commands: "Subparsers") -> None:
     what = "copy a store to a new folder, while it is used"
     parser = commands.add_parser("backup", help=what, description=sentence(what))
     parser.add_argument("folder", metavar="FOLDER", type=text, help="a folder that is empty or not there, where the server is")
+    links = "give the store's own files a second name: it takes no room, and what damages one damages both"
+    parser.add_argument("--hard-links", action="store_true", help=links)
     parser.add_argument("--json", action="store_true", help="print a JSON object, for machines")
     add_server(parser)
     parser.set_defaults(run=_backup)
@@ -55,12 +57,18 @@ def _verify(given: argparse.Namespace) -> int:
 def _backup(given: argparse.Namespace) -> int:
     folder = str(Path(given.folder).absolute()) if "://" not in given.server else given.folder
     with open_server(given) as db:
-        contexts = db.backup(folder)
+        done = db.backup(folder, link=given.hard_links)
     if given.json:
-        print(json.dumps({"folder": folder, "contexts": contexts}))
-    else:
-        print(f"{folder} is a store of {contexts} contexts; kvdb verify --server {folder} reads all of it")
-    return 0
+        print(json.dumps({"folder": folder, **asdict(done)}))
+        return OK
+    counts = {"copied": done.copied, "reflinked": done.reflinked, "hard links": done.linked}
+    made = ", ".join(f"{count:,} {how}" for how, count in counts.items() if count)
+    print(f"{folder} is a store of {done.contexts:,} contexts: {done.nbytes:,} bytes, files: {made}; all were read and are whole")
+    if done.linked:
+        print("hard links are the store's own files under a second name: what damages one damages both")
+    if done.same_file_system:
+        print("it is on the file system of the store, and lost with it: keep one on another disk")
+    return OK
 
 
 def _compact(given: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
 """The calls about all that the server stores. Each counts among the streams, because it holds its thread for long."""
 
+from dataclasses import asdict
 from pathlib import PurePath
 
 import grpc
@@ -32,7 +33,7 @@ class StoreCalls:
             raise InvalidArgument(f"a backup to {request.folder!r}; expected an absolute path on the server's machine")
         with self._streams.opened(context) as stream:
             self._streams.begin(stream)
-            return pb.BackupReply(contexts=self._database.backup(request.folder))
+            return pb.BackupReply(**asdict(self._database.backup(request.folder, request.link)))
 
     def space(self, _request: pb.SpaceRequest, context: grpc.ServicerContext) -> pb.SpaceReply:
         with self._streams.opened(context) as stream:
