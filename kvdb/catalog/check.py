@@ -6,8 +6,7 @@ import indexes.file as index_file
 import kvdb.catalog.evidence_file as evidence_file
 import kvdb.catalog.statistics_file as statistics_file
 from indexes.base import IndexCorrupt
-from kvdb.catalog.catalog import files_of
-from kvdb.catalog.context import Context
+from kvdb.catalog.context import Context, files_of
 from kvdb.errors import IntegrityError, Unavailable
 from kvdb.storage.beside import INDEX, beside
 from kvdb.storage.disk import SegmentFolder

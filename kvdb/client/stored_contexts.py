@@ -26,6 +26,7 @@ from kvdb.types import (
     SessionInfo,
     Space,
     TierStats,
+    UnknownFile,
 )
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
@@ -188,6 +189,13 @@ class StoredContexts:
         with deadlines.within(timeout):
             return self._transport.check_store()
 
+    def unknown_files(self, *, remove: bool = False, timeout: float | None = None) -> list[UnknownFile]:
+        """The files of the store's segments that its catalogue did not know when it was opened: the catalogue may be older than
+        they are, and the newer one names them, or they are what dead processes left. remove: remove them; nothing brings them
+        back. Raises IntegrityError where they may be of contexts that were damaged, and Unavailable."""
+        with deadlines.within(timeout):
+            return self._transport.unknown_files(validate.flag("remove", remove))
+
     def compact(self, *, timeout: float | None = None) -> int:
         """Give back the space of tokens that no context names any more, and of blocks that are hardly filled, in memory and on
         disk, while queries go on. Returns the bytes of blocks that were given back. Raises CapacityError without room for what
@@ -218,7 +226,7 @@ class StoredContexts:
         damaged, CapacityError or Unavailable; then the folder is no store.
         """
         with deadlines.within(timeout):
-            return self._transport.backup(str(folder), link)
+            return self._transport.backup(str(folder), validate.flag("link", link))
 
     def explain(
         self,

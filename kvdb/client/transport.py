@@ -35,6 +35,7 @@ from kvdb.types import (
     Space,
     TierStats,
     Tokens,
+    UnknownFile,
 )
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
@@ -213,6 +214,8 @@ class Transport(Protocol):
     def check_store(self) -> list[str]: ...
 
     def backup(self, folder: str, link: bool) -> BackedUp: ...
+
+    def unknown_files(self, remove: bool) -> list[UnknownFile]: ...
 
     def compact(self) -> int: ...
 

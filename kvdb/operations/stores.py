@@ -17,7 +17,7 @@ from kvdb.gpu.interface import GpuInterface
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.storage.store import BlockStore, Owners
-from kvdb.types import BackedUp, Checked, Space
+from kvdb.types import BackedUp, Checked, Space, UnknownFile
 
 
 class StoreOperations:
@@ -75,6 +75,12 @@ class StoreOperations:
         store, IntegrityError, CapacityError and Unavailable; then the folder is no store.
         """
         return self._catalog.backup(Path(folder), link=link)
+
+    @counted_call
+    def unknown_files(self, remove: bool = False) -> list[UnknownFile]:
+        """The files of the store's segments that its catalogue did not know when it was opened. remove: remove them. Raises
+        IntegrityError where they may be of contexts that were damaged, and Unavailable where one cannot be removed."""
+        return self._catalog.unknown_files(remove=remove)
 
     def check_integrity(self) -> None:
         """Prove that free and used blocks add up and that every reference has its owner, as every file. Raises IntegrityError.

@@ -480,6 +480,26 @@ class CheckStoreReply(_message.Message):
     damaged: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, damaged: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class UnknownFilesRequest(_message.Message):
+    __slots__ = ("remove",)
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    remove: bool
+    def __init__(self, remove: _Optional[bool] = ...) -> None: ...
+
+class UnknownFile(_message.Message):
+    __slots__ = ("name", "nbytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    nbytes: int
+    def __init__(self, name: _Optional[str] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class UnknownFilesReply(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[UnknownFile]
+    def __init__(self, files: _Optional[_Iterable[_Union[UnknownFile, _Mapping]]] = ...) -> None: ...
+
 class BackupRequest(_message.Message):
     __slots__ = ("folder", "link")
     FOLDER_FIELD_NUMBER: _ClassVar[int]

@@ -28,6 +28,12 @@ class StoreCalls:
             self._streams.begin(stream)
             return pb.CheckStoreReply(damaged=self._database.check_store())
 
+    def unknown_files(self, request: pb.UnknownFilesRequest, context: grpc.ServicerContext) -> pb.UnknownFilesReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            files = self._database.unknown_files(request.remove)
+            return pb.UnknownFilesReply(files=[pb.UnknownFile(**asdict(file)) for file in files])
+
     def backup(self, request: pb.BackupRequest, context: grpc.ServicerContext) -> pb.BackupReply:
         if not PurePath(request.folder).is_absolute():
             raise InvalidArgument(f"a backup to {request.folder!r}; expected an absolute path on the server's machine")

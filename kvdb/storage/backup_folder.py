@@ -61,7 +61,7 @@ class BackupFolder:
         for suffix in suffixes:
             with suppress(FileNotFoundError):
                 self._copy(beside(file, suffix), fixed=INDEX.fullmatch(suffix) is not None)
-        return SegmentFile(self._path / SEGMENTS / file.path.name, file.contents)
+        return SegmentFile(self._path / SEGMENTS / file.path.name, file.contents, file.digest)
 
     def _copy(self, file: Path, *, fixed: bool) -> None:
         """fixed: whether nobody writes it again, so that the copy may be the same file under another name."""

@@ -15,6 +15,7 @@ from kvdb.types.contexts import (
     PrefixMatch,
     PromptPart,
     Retention,
+    UnknownFile,
     ViewInfo,
 )
 from kvdb.types.model_spec import (
@@ -84,5 +85,6 @@ __all__ = [
     "Space",
     "TierStats",
     "Tokens",
+    "UnknownFile",
     "ViewInfo",
 ]

@@ -148,6 +148,14 @@ class BackedUp:
 
 
 @dataclass(frozen=True)
+class UnknownFile:
+    """A file in a store's folder `segments` that its catalogue does not know. nbytes: its size."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class IndexInfo:
     """One kind of index over one segment of a context. layers: how many have it, of layers_total. nbytes: its size in memory.
     state: "ready", "stored" on disk until a session needs it, "building", "waiting" to be built, or "failed". progress: the share

@@ -35,6 +35,7 @@ from kvdb.types import (
     Space,
     TierStats,
     Tokens,
+    UnknownFile,
     ViewInfo,
 )
 from query_optimizer.plan import Plan
@@ -242,6 +243,9 @@ class TenantDatabase:
 
     def check_store(self) -> list[str]:
         raise self._refusal("checks the whole store")
+
+    def unknown_files(self, remove: bool = False) -> list[UnknownFile]:
+        raise self._refusal(f"{'removes' if remove else 'lists'} files of the whole store")
 
     def backup(self, folder: str, link: bool = False) -> BackedUp:
         raise self._refusal(f"{'links' if link else 'copies'} the whole store to {folder}")
