@@ -68,6 +68,7 @@ class AsyncClient:
     verify = awaited(Client.verify)
     check = awaited(Client.check)
     check_store = awaited(Client.check_store)
+    unknown_files = awaited(Client.unknown_files)
     backup = awaited(Client.backup)
     compact = awaited(Client.compact)
     space = awaited(Client.space)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from heapq import heappop, heappush, nsmallest
@@ -19,8 +19,7 @@ from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views
 from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, NotFound, Unavailable, Unsupported
 from kvdb.events import Events, Kind
-from kvdb.storage.segment_file import SegmentFile
-from kvdb.types import ContextUpdate, ModelSpec, Retention, Tokens
+from kvdb.types import BackedUp, ContextUpdate, ModelSpec, Retention, Tokens, UnknownFile
 
 log = logging.getLogger(__name__)
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -186,9 +185,14 @@ class Catalog:
         """The names of contexts that were not as they were written when the store was opened."""
         return []
 
-    def backup(self, folder: Path) -> int:
-        """Copy everything to a new folder; the number of contexts. Raises Unsupported without a store."""
-        raise Unsupported(f"a backup to {folder} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
+    def backup(self, folder: Path, *, link: bool = False) -> BackedUp:
+        """Copy everything to a new folder, or link it. Raises Unsupported without a store."""
+        what = "hard links" if link else "a backup"
+        raise Unsupported(f"{what} to {folder} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
+
+    def unknown_files(self, *, remove: bool = False) -> list[UnknownFile]:  # noqa: ARG002  # what a store does
+        """The files of a store that its catalogue does not know."""
+        return []
 
     def alive(self) -> list[Context]:
         """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""
@@ -290,10 +294,3 @@ class Catalog:
     def _check_free(self, name: str) -> None:
         if name in self._contexts:
             raise AlreadyExists(f"a context named {name!r} is stored already; drop it first (kvdb drop) or choose another name")
-
-
-def files_of(contexts: Collection[Context]) -> set[SegmentFile]:
-    """The files of contexts: of their segments and of recomputed tokens."""
-    files = {view.segment.file for context in contexts for view in context.views}
-    files.update(context.overlay.file for context in contexts if context.overlay is not None)
-    return {file for file in files if file is not None}

@@ -14,7 +14,8 @@ from errno import EIO
 from functools import partial
 from pathlib import Path
 
-from kvdb.errors import CapacityError, IntegrityError, Unavailable
+from kvdb.catalog.writer import Writer
+from kvdb.errors import CapacityError, IntegrityError, KvdbError, Unavailable
 
 LOCK_SECONDS = 2
 """How long a write waits for a tool that reads the file, such as a backup; no other database has it open."""
@@ -24,7 +25,7 @@ UNSYNCED_PAGES = 1000
 
 
 class CatalogDatabase:
-    """One open SQLite file. Not thread-safe: its owner locks.
+    """One open SQLite file. Not thread-safe: its owner locks. writer: counts its transactions, None before `prepare` sets it.
 
     After a write that failed, nothing is written any more until the file is opened again, because nobody knows what reached the
     disk.
@@ -38,8 +39,10 @@ class CatalogDatabase:
         self._failed = ""
         self._sync_files = sync_files
         self._synced = True
+        self.writer: Writer | None = None
         with self.typed_while_opening():
             path.touch(0o600)
+            self._identity = _identity(path)
             self.connection = sqlite3.connect(path, LOCK_SECONDS, isolation_level=None, check_same_thread=False)
             # what was changed has a wrong checksum
             self.connection.text_factory = partial(str, encoding="utf-8", errors="replace")
@@ -75,21 +78,35 @@ class CatalogDatabase:
                 self._wait_for_disk(synced)
             self.connection.execute("BEGIN IMMEDIATE")
             try:
+                self._check_own()
                 yield self.connection
                 self.connection.execute("COMMIT")
-            except sqlite3.Error as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+            except (sqlite3.Error, OSError) as error:
+                if isinstance(error, Unavailable):
+                    self._failed = str(error)
+                elif not isinstance(error, sqlite3.Error) or error.sqlite_errorcode != sqlite3.SQLITE_FULL:
                     self._failed = f"{self.path} could not be written ({error})"
                 with suppress(sqlite3.Error):
                     if self.connection.in_transaction:
                         self.connection.execute("ROLLBACK")
                 raise
+            if self.writer is not None:
+                self.writer.committed()
+
+    def _check_own(self) -> None:
+        """Raises Unavailable where the file that is open is not that of the store any more, or another has opened it."""
+        if _identity(self.path) != self._identity:
+            raise Unavailable(f"{self.path} was removed or replaced while it was open; nothing reaches the store any more")
+        if self.writer is not None:
+            self.writer.begin(self.connection)
 
     @contextmanager
     def typed(self) -> Iterator[None]:
         """Errors of SQLite become errors of kvdb."""
         try:
             yield
+        except KvdbError:
+            raise
         except OSError as error:
             raise Unavailable(f"{self.path} cannot be used: {error.strerror}") from None
         except sqlite3.OperationalError as error:
@@ -129,3 +146,12 @@ class CatalogDatabase:
         self.connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
         self.connection.execute(f"PRAGMA wal_autocheckpoint = {1 if synced else UNSYNCED_PAGES}")
         self._synced = synced
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from every other, whatever it is called; None for none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

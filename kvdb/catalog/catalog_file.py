@@ -4,8 +4,10 @@ SQLite has no checksums, so each row has one, and `summary` counts the rows and 
 or lost, is noticed. A row that is wrong is never used.
 """
 
+import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from kvdb.catalog.catalog_database import CatalogDatabase
@@ -26,25 +28,42 @@ from kvdb.catalog.catalog_tables import (
     FIRST_VERSION,
     LIVES,
     ONE_CONTEXT,
+    SECOND_SEGMENTS,
     SEGMENTS,
     SPECS,
-    UPGRADE,
+    UPGRADE_FIRST,
+    UPGRADE_SECOND,
     Reading,
     schema,
 )
 from kvdb.catalog.life import Life
-from kvdb.errors import IntegrityError, Unsupported
+from kvdb.catalog.writer import Writer
+from kvdb.errors import CapacityError, IntegrityError, Unavailable, Unsupported
 from kvdb.storage.store_folder import VERSION
+
+log = logging.getLogger(__name__)
 
 
 class CatalogFile:
-    """The catalogue of one store. Not thread-safe: its owner locks."""
+    """The catalogue of one store. Not thread-safe: its owner locks. writer: who has it open."""
 
     def __init__(self, path: Path, sync_files: Callable[[], None]) -> None:
         """Open the file, or make it. sync_files: waits until the files that rows name are on the disk, and raises Unavailable
         where they may never be. Raises IntegrityError for a file that is no catalogue, Unsupported for one of another version,
         and Unavailable where it cannot be used."""
         self._db = CatalogDatabase(path, sync_files, _prepare)
+        assert self._db.writer is not None
+        self.writer = self._db.writer
+
+    def enter(self) -> bool:
+        """Say in it who has it open from now on, so that no other writes to it unnoticed. Where that cannot be written, the first
+        transaction that can be does it. Returns whether it was."""
+        try:
+            with self._db.transaction():
+                return True
+        except (CapacityError, IntegrityError, Unavailable) as error:
+            log.warning("the store is open, and may take nothing more: %s", error)
+            return False
 
     def read(self) -> Records:
         """Everything in it, for whoever opens it. Raises IntegrityError where SQLite cannot read it, and Unavailable."""
@@ -123,8 +142,12 @@ class CatalogFile:
                 _delete_segments(db, segments)
 
     def copy_to(self, path: Path) -> None:
-        """Write everything in it to another file. Raises CapacityError or Unavailable."""
+        """Write everything in it to another file, and read that. Raises CapacityError or Unavailable, and IntegrityError where
+        the copy is another."""
         self._db.copy_to(path)
+        with self._db.typed(), closing(sqlite3.connect(path)) as copy:
+            if _sums(copy) != _sums(self._db.connection):
+                raise IntegrityError(f"{path} is not what {self._db.path} holds; check the disk")
 
     def close(self) -> None:
         """See `CatalogDatabase.close`."""
@@ -132,7 +155,7 @@ class CatalogFile:
 
 
 def _prepare(database: CatalogDatabase) -> None:
-    """Make the tables of a new file, and those of the first version ones of today. Raises IntegrityError for what is no
+    """Make the tables of a new file, and those of an older version ones of today. Raises IntegrityError for what is no
     catalogue, and Unsupported for one of another version."""
     db = database.connection
     application = db.execute("PRAGMA application_id").fetchone()[0]
@@ -143,25 +166,41 @@ def _prepare(database: CatalogDatabase) -> None:
         raise IntegrityError(f"{database.path} is no catalogue of kvdb; nothing of it was touched")
     elif not FIRST_VERSION <= version <= VERSION:
         raise Unsupported(f"{database.path} has version {version}; this kvdb reads versions {FIRST_VERSION} to {VERSION}")
-    elif version == FIRST_VERSION:
-        _upgrade_first(database)
+    elif version < VERSION:
+        _upgrade(database, first=version == FIRST_VERSION)
+    database.writer = Writer(db)
 
 
-def _upgrade_first(database: CatalogDatabase) -> None:
-    """Make a catalogue of version 1 one of version 2. A context that was damaged stays so, because its checksum stays."""
+def _upgrade(database: CatalogDatabase, *, first: bool) -> None:
+    """Make a catalogue of version 1 or 2 one of version 3. A row that was damaged stays so, because its checksum stays."""
     with database.transaction() as db:
-        for statement in UPGRADE:
+        for statement in (*(UPGRADE_FIRST if first else ()), *UPGRADE_SECOND):
             db.execute(statement)
-        for segment in Reading(db).records(FIRST_SEGMENTS):
-            *_, tokens, kept_as, rounding = row = segment.row()
-            changed = tokens, kept_as, rounding, checksum(row), segment.file
-            db.execute("UPDATE segment SET tokens = ?, format = ?, rounding = ?, crc = ? WHERE file = ?", changed)
-        for record in Reading(db).records(FIRST_CONTEXTS):
+        for segment in Reading(db).records(FIRST_SEGMENTS if first else SECOND_SEGMENTS):
+            *_, tokens, kept_as, rounding, digest = row = segment.row()
+            changed = tokens, kept_as, rounding, digest, checksum(row), segment.file
+            db.execute("UPDATE segment SET tokens = ?, format = ?, rounding = ?, digest = ?, crc = ? WHERE file = ?", changed)
+        for record in Reading(db).records(FIRST_CONTEXTS) if first else ():
             row = record.row()
             db.execute("UPDATE context SET salt = ?, crc = ? WHERE name = ?", (record.salt, checksum(row), record.name))
             LIVES.write(db, LifeRecord(record.name, Life()).row())
         db.execute(f"PRAGMA user_version = {VERSION}")
 
 
+def _sums(db: sqlite3.Connection) -> list[tuple[int, int, list[str]]]:
+    """How many rows each table has, the sum of their checksums, and the keys of rows that do not match theirs."""
+    readings = [Reading(db) for _ in range(4)]
+    readings[0].records(SPECS)
+    readings[1].records(SEGMENTS)
+    readings[2].records(CONTEXTS)
+    readings[3].records(LIVES)
+    return [(reading.rows, reading.total, reading.wrong) for reading in readings]
+
+
 def _delete_segments(db: sqlite3.Connection, segments: Sequence[str]) -> None:
     db.executemany("DELETE FROM segment WHERE file = ?", [(file,) for file in segments])
+
+
+def is_gone(path: Path) -> bool:
+    """Whether a catalogue is not there, or empty: it never is, once it was made."""
+    return not path.exists() or not path.stat().st_size

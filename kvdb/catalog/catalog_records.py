@@ -42,7 +42,7 @@ class SpecRecord(NamedTuple):
 
 class SegmentRecord(NamedTuple):
     """What is kept of a segment beside its file. spec: the digest of its model's spec. format: of its blocks, see `BlockLayout`.
-    base, standalone, rounding: see `Segment`."""
+    base, standalone, rounding: see `Segment`. digest: what its file must hold, see `SegmentFile`."""
 
     file: str
     spec: str
@@ -52,18 +52,20 @@ class SegmentRecord(NamedTuple):
     ids: PackedIds
     format: str = ""
     rounding: Rounding = Rounding.of_all(())
+    digest: str = ""
 
     @classmethod
     def from_row(cls, file: str, spec: str, block_size: int, base: int, standalone: int, *rest: Any) -> Self:
-        """rest: the tokens, and from version 2 on format and rounding."""
-        tokens, format, rounding = rest if len(rest) > 1 else (*rest, "", "[0, 0, 0, 0]")  # noqa: A001  # the field's name
+        """rest: the tokens, from version 2 on format and rounding, and from version 3 on the digest."""
+        older = "", "[0, 0, 0, 0]", ""
+        tokens, format, rounding, digest = rest + older[len(rest) - 1 :]  # noqa: A001  # the field's name
         ids = PackedIds.from_bytes(tokens) if len(rest) > 1 else PackedIds(_ids(tokens))
         if format not in FORMATS:
             raise ValueError(f"the format {format!r} is not known")
-        return cls(file, spec, block_size, base, bool(standalone), ids, format, Rounding(*json.loads(rounding)))
+        return cls(file, spec, block_size, base, bool(standalone), ids, format, Rounding(*json.loads(rounding)), digest)
 
     def row(self) -> Row:
-        return *self[:4], int(self.standalone), self.ids.to_bytes(), self.format, json.dumps(self.rounding)
+        return *self[:4], int(self.standalone), self.ids.to_bytes(), self.format, json.dumps(self.rounding), self.digest
 
 
 class ViewRecord(NamedTuple):
@@ -75,24 +77,26 @@ class ViewRecord(NamedTuple):
 
 
 class OverlayRecord(NamedTuple):
-    """What is kept of a context's recomputed tokens beside their file: its name, "" for no tokens, and their positions by
-    layer."""
+    """What is kept of a context's recomputed tokens beside their file: its name, "" for no tokens, what it must hold, and their
+    positions by layer."""
 
     file: str
     block_size: int
     positions: tuple[Tokens, ...]
+    digest: str = ""
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         head, _, rest = content.partition(b"\n")
-        file, block_size, rows = json.loads(head)
+        file, block_size, rows, *digest = json.loads(head)
         ends = np.cumsum(rows)
         if not isinstance(file, str) or len(rest) != 4 * (ends[-1] if len(rows) else 0):
             raise ValueError("the record of an overlay has another length")
-        return cls(file, block_size, tuple(np.split(_ids(rest), ends[:-1])))
+        return cls(file, block_size, tuple(np.split(_ids(rest), ends[:-1])), *digest)
 
     def to_bytes(self) -> bytes:
-        head = json.dumps([self.file, self.block_size, [len(positions) for positions in self.positions]])
+        kept = [self.file, self.block_size, [len(positions) for positions in self.positions]]
+        head = json.dumps([*kept, self.digest] if self.digest else kept)  # older rows have none
         return b"".join([head.encode(), b"\n", *map(_bytes, self.positions)])
 
 

@@ -14,10 +14,11 @@ LIFE_TABLE = """
 CREATE TABLE life (name TEXT PRIMARY KEY, pinned INTEGER, expires REAL, metadata TEXT, created REAL, used REAL, uses INTEGER,
     crc INTEGER);
 """
+WRITER_TABLE = "CREATE TABLE writer (number INTEGER PRIMARY KEY, id TEXT, commits INTEGER);"
 SCHEMA = """
 CREATE TABLE spec (digest TEXT PRIMARY KEY, fields TEXT, crc INTEGER);
 CREATE TABLE segment (file TEXT PRIMARY KEY, spec TEXT, block_size INTEGER, base INTEGER, standalone INTEGER, tokens BLOB,
-    crc INTEGER, format TEXT, rounding TEXT);
+    crc INTEGER, format TEXT, rounding TEXT, digest TEXT);
 CREATE TABLE context (name TEXT PRIMARY KEY, spec TEXT, length INTEGER, prefix_end INTEGER, views TEXT, tokens BLOB, crc INTEGER,
     salt TEXT, overlay BLOB);
 CREATE TABLE summary (rows INTEGER, total INTEGER);
@@ -31,7 +32,7 @@ CREATE TRIGGER {0}_came AFTER INSERT ON {0} BEGIN UPDATE summary SET rows = rows
 CREATE TRIGGER {0}_went AFTER DELETE ON {0} BEGIN UPDATE summary SET rows = rows - 1, total = total - OLD.crc; END;
 """
 CHANGED = "CREATE TRIGGER {0}_changed AFTER UPDATE ON {0} BEGIN UPDATE summary SET total = total + NEW.crc - OLD.crc; END;"
-UPGRADE = (
+UPGRADE_FIRST = (
     LIFE_TABLE,
     "ALTER TABLE context ADD COLUMN salt TEXT",
     "ALTER TABLE context ADD COLUMN overlay BLOB",
@@ -40,6 +41,8 @@ UPGRADE = (
     *map(CHANGED.format, SUMMED),
 )
 """Makes the tables of version 1 those of version 2."""
+UPGRADE_SECOND = ("ALTER TABLE segment ADD COLUMN digest TEXT", WRITER_TABLE)
+"""Makes the tables of version 2 those of version 3."""
 
 
 R = TypeVar("R", SpecRecord, SegmentRecord, ContextRecord, LifeRecord)
@@ -60,9 +63,9 @@ class Table(Generic[R]):
 
 SPECS = Table("INSERT OR IGNORE INTO spec VALUES (?, ?, ?)", "SELECT * FROM spec ORDER BY rowid", SpecRecord.from_row)
 SEGMENTS = Table(
-    "INSERT OR IGNORE INTO segment (file, spec, block_size, base, standalone, tokens, format, rounding, crc) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-    "SELECT file, spec, block_size, base, standalone, tokens, format, rounding, crc FROM segment ORDER BY rowid",
+    "INSERT OR IGNORE INTO segment (file, spec, block_size, base, standalone, tokens, format, rounding, digest, crc) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    "SELECT file, spec, block_size, base, standalone, tokens, format, rounding, digest, crc FROM segment ORDER BY rowid",
     SegmentRecord.from_row,
 )
 CONTEXTS = Table(
@@ -75,6 +78,7 @@ FIRST_CONTEXTS = replace(CONTEXTS, select="SELECT name, spec, length, prefix_end
 FIRST_SEGMENTS = replace(
     SEGMENTS, select="SELECT file, spec, block_size, base, standalone, tokens, crc FROM segment ORDER BY rowid"
 )
+SECOND_SEGMENTS = replace(SEGMENTS, select=SEGMENTS.select.replace("digest, ", ""))
 LIVES = Table("REPLACE INTO life VALUES (?, ?, ?, ?, ?, ?, ?, ?)", "SELECT * FROM life", LifeRecord.from_row)
 
 
@@ -102,4 +106,6 @@ class Reading:
 def schema(version: int) -> str:
     """The statements that make the tables of a new file of that version."""
     triggers = "".join((CAME_AND_WENT + CHANGED).format(table) for table in SUMMED)
-    return f"{SCHEMA} {LIFE_TABLE} {triggers} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {version};"
+    return (
+        f"{SCHEMA} {LIFE_TABLE} {WRITER_TABLE} {triggers} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {version};"
+    )

@@ -1,11 +1,12 @@
 """Checks what is stored of a context against its checksums, as it is on the disk."""
 
+from collections.abc import Iterable
+
 import indexes.file as index_file
 import kvdb.catalog.evidence_file as evidence_file
 import kvdb.catalog.statistics_file as statistics_file
 from indexes.base import IndexCorrupt
-from kvdb.catalog.catalog import files_of
-from kvdb.catalog.context import Context
+from kvdb.catalog.context import Context, files_of
 from kvdb.errors import IntegrityError, Unavailable
 from kvdb.storage.beside import INDEX, beside
 from kvdb.storage.disk import SegmentFolder
@@ -27,8 +28,31 @@ def check(context: Context, disk: SegmentFolder) -> Checked:
     return Checked(blocks, nbytes, indexes)
 
 
+def check_copy(file: SegmentFile, suffixes: Iterable[str]) -> None:
+    """Read the copy of a segment's file, and those beside it, which nobody else uses. One beside it that was written while it was
+    copied, or was damaged before, is removed, as it is made anew. Raises as `check` does."""
+    file.verify()
+    for suffix in suffixes:
+        try:
+            _read_beside(file, suffix)
+        except FileNotFoundError:  # it was not copied
+            pass
+        except IntegrityError:
+            beside(file, suffix).unlink()
+
+
 def _check_beside(disk: SegmentFolder, file: SegmentFile, suffix: str) -> int:
     """Check what lies beside a segment's file under that end of its name. Returns its bytes."""
+    try:
+        return _read_beside(file, suffix)
+    except OSError as error:
+        if suffix in disk.kept_beside(file):  # nobody removed it meanwhile
+            raise Unavailable(f"{beside(file, suffix)} cannot be read: {error.strerror}") from None
+        return 0
+
+
+def _read_beside(file: SegmentFile, suffix: str) -> int:
+    """`_check_beside`, which raises OSError where it cannot be read."""
     path, matched = beside(file, suffix), INDEX.fullmatch(suffix)
     try:
         if matched is not None:
@@ -40,7 +64,3 @@ def _check_beside(disk: SegmentFolder, file: SegmentFile, suffix: str) -> int:
         return path.stat().st_size
     except (IndexCorrupt, ValueError, KeyError, TypeError, OverflowError) as error:
         raise IntegrityError(f"{path} was changed: {error}; it is dropped when it is needed, and made anew") from None
-    except OSError as error:
-        if suffix in disk.kept_beside(file):  # nobody removed it meanwhile
-            raise Unavailable(f"{path} cannot be read: {error.strerror}") from None
-        return 0

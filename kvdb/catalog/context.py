@@ -1,6 +1,6 @@
 """A stored context."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from kvdb.catalog.layout import Layout
@@ -12,6 +12,7 @@ from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views, release_views, visible_tokens
 from kvdb.storage.block_layout import Rounding
 from kvdb.storage.budget import Reservation
+from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens, ViewInfo
 
 
@@ -119,3 +120,10 @@ class Context:
         shape = self.spec.layers, self.spec.q_heads
         known = [s.statistics.of_segment(s.number, len(s), shape, s.known_evidence()) for s in segments]
         return ContextStatistics(self.name, tuple(known))
+
+
+def files_of(contexts: Collection[Context]) -> set[SegmentFile]:
+    """The files of contexts: of their segments and of recomputed tokens."""
+    files = {view.segment.file for context in contexts for view in context.views}
+    files.update(context.overlay.file for context in contexts if context.overlay is not None)
+    return {file for file in files if file is not None}

@@ -12,6 +12,6 @@ def records_of(spec: str, views: Views) -> tuple[list[SegmentRecord], tuple[View
         assert segment.file is not None
         file, block_size = segment.file.path.name, segment.tables[0].layout.block_size
         place = file, spec, block_size, segment.base, segment.standalone
-        segments.append(SegmentRecord(*place, segment.ids, segment.format, segment.rounding))
+        segments.append(SegmentRecord(*place, segment.ids, segment.format, segment.rounding, segment.file.digest))
         listed.append(ViewRecord(file, view.visible, view.shift))
     return segments, tuple(listed)

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
-from kvdb.catalog.catalog import files_of
-from kvdb.catalog.catalog_file import CatalogFile
+from kvdb.catalog.catalog_file import CatalogFile, is_gone
 from kvdb.catalog.catalog_records import LifeRecord, SegmentRecord, SpecRecord, ViewRecord
 from kvdb.catalog.compactable import CompactableCatalog, Text
 from kvdb.catalog.context import Context
@@ -18,6 +17,7 @@ from kvdb.catalog.relayout import Relayout
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_records import records_of
 from kvdb.catalog.segment_view import Views, release_views
+from kvdb.catalog.store_copy import copy_files
 from kvdb.catalog.stored_contexts import StoredContexts
 from kvdb.catalog.unwritten_uses import UnwrittenUses
 from kvdb.catalog.written_context import WrittenContext, write_context
@@ -26,7 +26,7 @@ from kvdb.storage.backup_folder import BackupFolder
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.store import BlockStore
 from kvdb.storage.store_folder import StoreFolder
-from kvdb.types import ContextUpdate, Retention
+from kvdb.types import BackedUp, ContextUpdate, Retention, UnknownFile
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,9 @@ def open_catalog(blocks: BlockStore, durability: str) -> CompactableCatalog:
 class StoredCatalog(CompactableCatalog):
     """A catalogue that is kept in a file. Thread-safe.
 
-    The files of a context's segments are written before it, and removed after it. A file that no context names is removed when
-    the store is opened. A context that was damaged keeps its name until it is dropped, and is never used. One of the durability
+    The files of a context's segments are written before it, and removed after it. They are marked while no row names them. What
+    is marked is removed when the store is opened, unless the catalogue may be older; other files that it does not know stay. A
+    context that was damaged keeps its name until it is dropped, and is never used. One of the durability
     "memory" is written when the store is closed.
     """
 
@@ -58,7 +59,7 @@ class StoredCatalog(CompactableCatalog):
 
     def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder, durability: str) -> None:
         super().__init__()
-        if _is_gone(folder.catalog) and any(disk.path.iterdir()):
+        if is_gone(folder.catalog) and any(disk.path.iterdir()):
             raise IntegrityError(f"{folder.catalog} is gone, and {disk.path} is not empty; nothing of the store was touched")
         self._disk = disk
         self._named: Counter[str] = Counter()  # how many views name each file
@@ -67,9 +68,11 @@ class StoredCatalog(CompactableCatalog):
         self._unwritten: set[str] = set()  # the names of contexts that are in memory only
         self._uses = UnwrittenUses()
         self._file = CatalogFile(folder.catalog, disk.sync)
+        disk.marks.stamp = self._file.writer.stamp
         with ExitStack() as undo:
             undo.callback(self._file.close)
             folder.stamp()
+            self._trusted = self._file.enter()  # whether what it does not name is nobody's
             self._damaged = self._read(blocks)
             undo.pop_all()
         if self._damaged:
@@ -127,7 +130,9 @@ class StoredCatalog(CompactableCatalog):
                 more.update(view.file for view in views[new.name])
                 more.subtract(view.file for view in records_of(old.spec.digest, old.views)[1])
             gone = [file for file, count in more.items() if count < 0 and self._named[file] + count == 0]
-            self._file.replace(list(segments.values()), views, gone)
+            with self._disk.marks.forgetting(gone):
+                self._file.replace(list(segments.values()), views, gone)
+            self._disk.marks.remove(segments)
             undo.pop_all()
             self._named.update(more)
             self._swap(pairs)
@@ -138,6 +143,9 @@ class StoredCatalog(CompactableCatalog):
         synced = context.durability != "os"
         self._file.insert(SpecRecord.of(context.spec), stored.segments, record, context.life, synced=synced)
         self._named.update(view.file for view in record.views)
+        self._disk.marks.remove([segment.file for segment in stored.segments])
+        if record.overlay is not None:
+            self._disk.marks.remove([record.overlay.file])
 
     def check_free(self, name: str) -> None:
         """Raises AlreadyExists when the name is taken, also by a context that was damaged."""
@@ -155,9 +163,11 @@ class StoredCatalog(CompactableCatalog):
             files = [view.segment.file for context in written for view in context.views]
             named = Counter(file.path.name for file in files if file is not None)
             last = [file for file, views in named.items() if self._named[file] == views]
+            overlays = [context.overlay.file for context in written if context.overlay is not None]
             rows = [name for name in once if name not in self._unwritten]
             if rows:
-                self._file.delete(rows, last)
+                with self._disk.marks.forgetting([*last, *(file.path.name for file in overlays if file is not None)]):
+                    self._file.delete(rows, last)
             self._named.subtract(named)
             super().drop(*(context.name for context in present))
             self._damaged.difference_update(once)
@@ -208,21 +218,29 @@ class StoredCatalog(CompactableCatalog):
         """The names of contexts that were not as they were written when the store was opened."""
         return sorted(self._damaged)
 
-    def backup(self, folder: Path) -> int:
-        """Copy everything that is on the disk to a new folder, while contexts come and go. Returns the number of contexts. Raises
-        InvalidArgument for a folder that is not empty, IntegrityError, CapacityError or Unavailable."""
-        target = BackupFolder(folder, self._disk.path.parent)
+    def unknown_files(self, *, remove: bool = False) -> list[UnknownFile]:
+        """The files of segments that the catalogue does not know. remove: remove them. Raises IntegrityError where they may be of
+        contexts that were damaged, and Unavailable where one cannot be removed."""
+        if remove and not self._trusted:
+            raise IntegrityError(
+                "the store was damaged, and its files may be of contexts that are not known; drop what kvdb verify names"
+            )
+        return self._disk.unknown.remove() if remove else self._disk.unknown.all()
+
+    def backup(self, folder: Path, *, link: bool = False) -> BackedUp:
+        """Copy everything that is on the disk to a new folder, while contexts come and go, and read the copies. link: make hard
+        links. Raises InvalidArgument for a folder that is not empty, IntegrityError, CapacityError or Unavailable."""
+        target = BackupFolder(folder, self._disk.path.parent, link=link)
         with ExitStack() as undo, ExitStack() as held:
             undo.callback(target.remove)
             with self._commit_lock:
                 self._file.copy_to(target.catalog)
                 named = [context.name for context in self.contexts() if context.name not in self._unwritten]
                 contexts = [held.enter_context(self.borrow(name)) for name in named]
-            for file in files_of(contexts):
-                target.add(file, self._disk.kept_beside(file))
-            target.finish()
+            copy_files(contexts, self._disk, target)
+            done = target.finish(len(contexts))
             undo.pop_all()
-        return len(contexts)
+        return done
 
     def close(self) -> None:
         """Write what is in memory only, keep the evidence of every segment beside its file, and close the catalogue's file. What
@@ -269,16 +287,14 @@ class StoredCatalog(CompactableCatalog):
             reader.release()
         self.take_changed()  # what was left behind before waits for `compact`
         damaged = {*records.damaged, *reader.damaged}
-        if records.whole and not damaged:  # nothing else can name a file
-            self._file.delete_segments([file for file in records.segments if not self._named[file]])
-            self._disk.remove_strangers()
+        self._trusted &= records.whole and not damaged  # nothing else can name a file
+        if self._trusted:
+            forgotten = [file for file in records.segments if not self._named[file]]
+            with self._disk.marks.forgetting(forgotten):
+                self._file.delete_segments(forgotten)
+            self._disk.find_unknown(lambda name, stamp: name in forgotten or self._file.writer.is_past(stamp))
         else:
-            self._disk.leave_strangers()
+            self._disk.find_unknown(None)
         if not records.whole and not damaged:
             log.error("the catalogue of %s lost contexts whose names are not known", self._disk.path.parent)
         return damaged
-
-
-def _is_gone(path: Path) -> bool:
-    """Whether a catalogue is not there, or empty: it never is, once it was made."""
-    return not path.exists() or not path.stat().st_size

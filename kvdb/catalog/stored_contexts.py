@@ -82,7 +82,7 @@ class StoredContexts:
         layout = tables[0].layout
         if layout.block_size != record.block_size:
             raise ConfigError(f"the store has blocks of {record.block_size} tokens; set storage.block_size to that")
-        on_disk = self._disk.adopt(file, spec.digest, layout, spec.layers, len(record.ids))
+        on_disk = self._disk.adopt(file, spec.digest, layout, spec.layers, len(record.ids), record.digest)
         beside = Reservation(self._blocks.budget, segment_nbytes(spec.layers, len(record.ids)))
         segment = Segment(
             record.ids, tables, IndexSet(budget=self._blocks.budget), record.base, standalone=record.standalone, beside=beside

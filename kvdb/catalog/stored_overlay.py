@@ -101,7 +101,9 @@ def store(overlay: Overlay, disk: SegmentFolder, spec: str, *, synced: bool = Tr
             if missing.size:
                 padded[-1].append(missing, missing)
         file = disk.write(spec, layout, rows, padded, synced=synced)
-    return StoredOverlay(OverlayFile(disk, file), empty, positions), OverlayRecord(file.path.name, layout.block_size, positions)
+    return StoredOverlay(OverlayFile(disk, file), empty, positions), OverlayRecord(
+        file.path.name, layout.block_size, positions, file.digest
+    )
 
 
 def restore(record: OverlayRecord, disk: SegmentFolder, spec: str, tables: list[BlockTable]) -> Overlay:
@@ -112,5 +114,5 @@ def restore(record: OverlayRecord, disk: SegmentFolder, spec: str, tables: list[
         raise ConfigError(f"the store has blocks of {record.block_size} tokens; set storage.block_size to that")
     if not record.file:
         return Overlay(tables)
-    file = disk.adopt(record.file, spec, layout, len(tables), max(map(len, record.positions)))
+    file = disk.adopt(record.file, spec, layout, len(tables), max(map(len, record.positions)), record.digest)
     return StoredOverlay(OverlayFile(disk, file), tables, record.positions)

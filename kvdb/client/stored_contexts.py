@@ -14,6 +14,7 @@ from kvdb.client.transport import Transport
 from kvdb.errors import InvalidArgument, LayerError
 from kvdb.types import (
     LAYERS_MAX,
+    BackedUp,
     Checked,
     ContextStatistics,
     ContextUpdate,
@@ -25,6 +26,7 @@ from kvdb.types import (
     SessionInfo,
     Space,
     TierStats,
+    UnknownFile,
 )
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
@@ -187,6 +189,13 @@ class StoredContexts:
         with deadlines.within(timeout):
             return self._transport.check_store()
 
+    def unknown_files(self, *, remove: bool = False, timeout: float | None = None) -> list[UnknownFile]:
+        """The files of the store's segments that its catalogue did not know when it was opened: the catalogue may be older than
+        they are, and the newer one names them, or they are what dead processes left. remove: remove them; nothing brings them
+        back. Raises IntegrityError where they may be of contexts that were damaged, and Unavailable."""
+        with deadlines.within(timeout):
+            return self._transport.unknown_files(validate.flag("remove", remove))
+
     def compact(self, *, timeout: float | None = None) -> int:
         """Give back the space of tokens that no context names any more, and of blocks that are hardly filled, in memory and on
         disk, while queries go on. Returns the bytes of blocks that were given back. Raises CapacityError without room for what
@@ -206,16 +215,18 @@ class StoredContexts:
         with deadlines.within(timeout):
             return self._transport.space()
 
-    def backup(self, folder: str | Path, *, timeout: float | None = None) -> int:
+    def backup(self, folder: str | Path, *, link: bool = False, timeout: float | None = None) -> BackedUp:
         """Copy the store to a new folder, or an empty one, while sessions and imports go on; `kvdb.connect` opens the copy. On a
         server it is a folder of the server's machine, by its absolute path.
 
-        Files of segments are linked where that is possible: they are never written again. Contexts of the durability "memory"
-        are left out. Returns the number of contexts. Raises InvalidArgument for a folder that is not empty, Unsupported for a
-        database without a store, IntegrityError, CapacityError or Unavailable; then the folder is no store.
+        Files are copied, by reflinks where the file system has them, and the copies read and compared with their checksums. link:
+        give the files of segments and indexes a second name instead (hard links): that takes no room, and what damages one
+        damages both. Contexts of the durability "memory" are left out. Raises InvalidArgument for a folder that is not empty
+        and for links that cannot be, Unsupported for a database without a store, IntegrityError, also where the store itself is
+        damaged, CapacityError or Unavailable; then the folder is no store.
         """
         with deadlines.within(timeout):
-            return self._transport.backup(str(folder))
+            return self._transport.backup(str(folder), validate.flag("link", link))
 
     def explain(
         self,

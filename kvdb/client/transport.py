@@ -13,6 +13,7 @@ from kvdb.errors import KvdbError
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
+    BackedUp,
     CallTimings,
     Checked,
     ContextInfo,
@@ -34,6 +35,7 @@ from kvdb.types import (
     Space,
     TierStats,
     Tokens,
+    UnknownFile,
 )
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
@@ -211,7 +213,9 @@ class Transport(Protocol):
 
     def check_store(self) -> list[str]: ...
 
-    def backup(self, folder: str) -> int: ...
+    def backup(self, folder: str, link: bool) -> BackedUp: ...
+
+    def unknown_files(self, remove: bool) -> list[UnknownFile]: ...
 
     def compact(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""`kvdb verify`, `kvdb backup` and `kvdb compact`: is all that is stored as it was written, a copy of it, and less of it."""
+"""`kvdb verify`, `backup`, `gc` and `compact`: is all that is stored as it was written, a copy of it, and less of it."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: "Subparsers") -> None:
-    """Add the three to the `kvdb` command."""
+    """Add the four to the `kvdb` command."""
     what = "compare everything that is stored with its checksums; the status is 7 where anything is damaged"
     parser = commands.add_parser("verify", help=what, description=sentence(what))
     parser.add_argument("names", metavar="NAME", type=text, nargs="*", help="the name of a context (default: all, and the store)")
@@ -30,9 +30,17 @@ def add(commands: "Subparsers") -> None:
     what = "copy a store to a new folder, while it is used"
     parser = commands.add_parser("backup", help=what, description=sentence(what))
     parser.add_argument("folder", metavar="FOLDER", type=text, help="a folder that is empty or not there, where the server is")
+    links = "give the store's own files a second name: it takes no room, and what damages one damages both"
+    parser.add_argument("--hard-links", action="store_true", help=links)
     parser.add_argument("--json", action="store_true", help="print a JSON object, for machines")
     add_server(parser)
     parser.set_defaults(run=_backup)
+    what = "remove the files of a store that its catalogue does not know; nothing brings them back"
+    parser = commands.add_parser("gc", help=what, description=sentence(what))
+    parser.add_argument("--dry-run", action="store_true", help="only say which")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line, for machines")
+    add_server(parser)
+    parser.set_defaults(run=_gc)
     what = "give back the space of what no context names any more"
     parser = commands.add_parser("compact", help=what, description=sentence(what))
     parser.add_argument("--json", action="store_true", help="print a JSON object, for machines")
@@ -55,12 +63,29 @@ def _verify(given: argparse.Namespace) -> int:
 def _backup(given: argparse.Namespace) -> int:
     folder = str(Path(given.folder).absolute()) if "://" not in given.server else given.folder
     with open_server(given) as db:
-        contexts = db.backup(folder)
+        done = db.backup(folder, link=given.hard_links)
     if given.json:
-        print(json.dumps({"folder": folder, "contexts": contexts}))
-    else:
-        print(f"{folder} is a store of {contexts} contexts; kvdb verify --server {folder} reads all of it")
-    return 0
+        print(json.dumps({"folder": folder, **asdict(done)}))
+        return OK
+    counts = {"copied": done.copied, "reflinked": done.reflinked, "hard links": done.linked}
+    made = ", ".join(f"{count:,} {how}" for how, count in counts.items() if count)
+    print(f"{folder} is a store of {done.contexts:,} contexts: {done.nbytes:,} bytes, files: {made}; all were read and are whole")
+    if done.linked:
+        print("hard links are the store's own files under a second name: what damages one damages both")
+    if done.same_file_system:
+        print("it is on the file system of the store, and lost with it: keep one on another disk")
+    return OK
+
+
+def _gc(given: argparse.Namespace) -> int:
+    with open_server(given) as db:
+        files = db.unknown_files(remove=not given.dry_run)
+    done = "would be removed" if given.dry_run else "was removed"
+    for file in files:
+        print(json.dumps(asdict(file)) if given.json else f"{file.name}, {file.nbytes:,} bytes, {done}")
+    if not files and not given.json:
+        print("the catalogue knows every file")
+    return OK
 
 
 def _compact(given: argparse.Namespace) -> int:
@@ -95,6 +120,8 @@ def _store(db: Client) -> Iterator[dict[str, Any]]:
         yield {"name": name, "ok": False, "error": "it was found damaged when the store was opened"}
     if not damaged:
         yield {"name": "", "ok": True}
+    for file in db.unknown_files():
+        yield {"name": "", "ok": True, "unknown": file.name, "nbytes": file.nbytes}
 
 
 def _fault(name: str, error: KvdbError) -> dict[str, Any]:
@@ -105,6 +132,8 @@ def _line(found: dict[str, Any]) -> str:
     what = repr(found["name"]) if found["name"] else "the store"
     if not found["ok"]:
         return f"{what}: {found['error']}"
+    if "unknown" in found:
+        return f"{found['unknown']}: {found['nbytes']:,} bytes that the catalogue does not know; kvdb gc removes them"
     if not found["name"]:
         return f"{what}: its catalogue, files and pools of blocks agree"
     return f"{what}: as written; {found['blocks']:,} blocks on disk, {found['indexes']:,} indexes, {found['nbytes']:,} bytes"

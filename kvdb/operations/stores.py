@@ -17,7 +17,7 @@ from kvdb.gpu.interface import GpuInterface
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.storage.store import BlockStore, Owners
-from kvdb.types import Checked, Space
+from kvdb.types import BackedUp, Checked, Space, UnknownFile
 
 
 class StoreOperations:
@@ -67,14 +67,20 @@ class StoreOperations:
             return space_of(borrowed)
 
     @counted_call
-    def backup(self, folder: str) -> int:
-        """Copy the store to a new folder, or an empty one, which is a store then, while sessions and imports go on. Files of
-        segments are linked where that is possible, as they are never written again. What is in memory only is left out.
+    def backup(self, folder: str, link: bool = False) -> BackedUp:
+        """Copy the store to a new folder, or an empty one, which is a store then, while sessions and imports go on, and read the
+        copies. link: make hard links to files that are never written again. What is in memory only is left out.
 
-        Returns the number of contexts. Raises InvalidArgument for a folder that is not empty, Unsupported for a database without
-        a store, IntegrityError, CapacityError and Unavailable; then the folder is no store.
+        Raises InvalidArgument for a folder that is not empty and for links that cannot be, Unsupported for a database without a
+        store, IntegrityError, CapacityError and Unavailable; then the folder is no store.
         """
-        return self._catalog.backup(Path(folder))
+        return self._catalog.backup(Path(folder), link=link)
+
+    @counted_call
+    def unknown_files(self, remove: bool = False) -> list[UnknownFile]:
+        """The files of the store's segments that its catalogue did not know when it was opened. remove: remove them. Raises
+        IntegrityError where they may be of contexts that were damaged, and Unavailable where one cannot be removed."""
+        return self._catalog.unknown_files(remove=remove)
 
     def check_integrity(self) -> None:
         """Prove that free and used blocks add up and that every reference has its owner, as every file. Raises IntegrityError.

@@ -480,17 +480,49 @@ class CheckStoreReply(_message.Message):
     damaged: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, damaged: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class UnknownFilesRequest(_message.Message):
+    __slots__ = ("remove",)
+    REMOVE_FIELD_NUMBER: _ClassVar[int]
+    remove: bool
+    def __init__(self, remove: _Optional[bool] = ...) -> None: ...
+
+class UnknownFile(_message.Message):
+    __slots__ = ("name", "nbytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    nbytes: int
+    def __init__(self, name: _Optional[str] = ..., nbytes: _Optional[int] = ...) -> None: ...
+
+class UnknownFilesReply(_message.Message):
+    __slots__ = ("files",)
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    files: _containers.RepeatedCompositeFieldContainer[UnknownFile]
+    def __init__(self, files: _Optional[_Iterable[_Union[UnknownFile, _Mapping]]] = ...) -> None: ...
+
 class BackupRequest(_message.Message):
-    __slots__ = ("folder",)
+    __slots__ = ("folder", "link")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     folder: str
-    def __init__(self, folder: _Optional[str] = ...) -> None: ...
+    link: bool
+    def __init__(self, folder: _Optional[str] = ..., link: _Optional[bool] = ...) -> None: ...
 
 class BackupReply(_message.Message):
-    __slots__ = ("contexts",)
+    __slots__ = ("contexts", "copied", "reflinked", "linked", "nbytes", "same_file_system")
     CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
+    REFLINKED_FIELD_NUMBER: _ClassVar[int]
+    LINKED_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    SAME_FILE_SYSTEM_FIELD_NUMBER: _ClassVar[int]
     contexts: int
-    def __init__(self, contexts: _Optional[int] = ...) -> None: ...
+    copied: int
+    reflinked: int
+    linked: int
+    nbytes: int
+    same_file_system: bool
+    def __init__(self, contexts: _Optional[int] = ..., copied: _Optional[int] = ..., reflinked: _Optional[int] = ..., linked: _Optional[int] = ..., nbytes: _Optional[int] = ..., same_file_system: _Optional[bool] = ...) -> None: ...
 
 class CompactRequest(_message.Message):
     __slots__ = ()

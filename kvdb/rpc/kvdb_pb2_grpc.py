@@ -109,6 +109,11 @@ class KvdbStub:
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreRequest.SerializeToString,
                 response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreReply.FromString,
                 _registered_method=True)
+        self.UnknownFiles = channel.unary_unary(
+                '/kvdb.v1.Kvdb/UnknownFiles',
+                request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.UnknownFilesRequest.SerializeToString,
+                response_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.UnknownFilesReply.FromString,
+                _registered_method=True)
         self.Backup = channel.unary_unary(
                 '/kvdb.v1.Kvdb/Backup',
                 request_serializer=kvdb_dot_rpc_dot_kvdb__pb2.BackupRequest.SerializeToString,
@@ -348,6 +353,13 @@ class KvdbServicer:
 
     def CheckStore(self, request, context):
         """Proves that blocks and files are those that somebody owns. Fails with DATA_LOSS.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnknownFiles(self, request, context):
+        """The files of the store's segments that its catalogue does not know, and their removal.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -612,6 +624,11 @@ def add_KvdbServicer_to_server(servicer, server):
                     servicer.CheckStore,
                     request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreRequest.FromString,
                     response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreReply.SerializeToString,
+            ),
+            'UnknownFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnknownFiles,
+                    request_deserializer=kvdb_dot_rpc_dot_kvdb__pb2.UnknownFilesRequest.FromString,
+                    response_serializer=kvdb_dot_rpc_dot_kvdb__pb2.UnknownFilesReply.SerializeToString,
             ),
             'Backup': grpc.unary_unary_rpc_method_handler(
                     servicer.Backup,
@@ -1154,6 +1171,33 @@ class Kvdb:
             '/kvdb.v1.Kvdb/CheckStore',
             kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreRequest.SerializeToString,
             kvdb_dot_rpc_dot_kvdb__pb2.CheckStoreReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnknownFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvdb.v1.Kvdb/UnknownFiles',
+            kvdb_dot_rpc_dot_kvdb__pb2.UnknownFilesRequest.SerializeToString,
+            kvdb_dot_rpc_dot_kvdb__pb2.UnknownFilesReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,7 +40,7 @@ from kvdb.session.state import SessionState
 from kvdb.version import __version__
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
-BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "Backup", "Compact"}
+BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "UnknownFiles", "Backup", "Compact"}
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 
 

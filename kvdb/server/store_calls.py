@@ -1,5 +1,6 @@
 """The calls about all that the server stores. Each counts among the streams, because it holds its thread for long."""
 
+from dataclasses import asdict
 from pathlib import PurePath
 
 import grpc
@@ -27,12 +28,18 @@ class StoreCalls:
             self._streams.begin(stream)
             return pb.CheckStoreReply(damaged=self._database.check_store())
 
+    def unknown_files(self, request: pb.UnknownFilesRequest, context: grpc.ServicerContext) -> pb.UnknownFilesReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            files = self._database.unknown_files(request.remove)
+            return pb.UnknownFilesReply(files=[pb.UnknownFile(**asdict(file)) for file in files])
+
     def backup(self, request: pb.BackupRequest, context: grpc.ServicerContext) -> pb.BackupReply:
         if not PurePath(request.folder).is_absolute():
             raise InvalidArgument(f"a backup to {request.folder!r}; expected an absolute path on the server's machine")
         with self._streams.opened(context) as stream:
             self._streams.begin(stream)
-            return pb.BackupReply(contexts=self._database.backup(request.folder))
+            return pb.BackupReply(**asdict(self._database.backup(request.folder, request.link)))
 
     def space(self, _request: pb.SpaceRequest, context: grpc.ServicerContext) -> pb.SpaceReply:
         with self._streams.opened(context) as stream:

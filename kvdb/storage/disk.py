@@ -10,10 +10,12 @@ from kvdb.storage.beside import BesideFiles, beside, final_name, written
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.home import Home
+from kvdb.storage.marks import Marks
 from kvdb.storage.room import Ask, Evict, with_room
 from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.segment_head import Contents
 from kvdb.storage.segment_writing import SegmentWriting, write_threads
+from kvdb.storage.unknown_files import UnknownFiles
 from kvdb.storage.unsynced_files import UnsyncedFiles
 from kvdb.types import TierStats
 
@@ -25,7 +27,8 @@ class SegmentFolder:
     """The files of segments in the folder of one database. Thread-safe.
 
     bytes_max: the most bytes of all files together, None for no limit. changes: the number of times that a file came or went.
-    evict: has contexts go to make room for files, None where none may.
+    evict: has contexts go to make room for files, None where none may. marks: of files that the
+    catalogue does not name. unknown: files that were there and that it does not know.
     """
 
     def __init__(self, home: Home, bytes_max: int | None) -> None:
@@ -38,7 +41,8 @@ class SegmentFolder:
         self._reserved = 0
         self._made = self._beside.next_number
         self._writing: set[str] = set()  # names of files that are not yet known
-        self._left: set[str] = set()
+        self.marks = Marks(home.path)
+        self.unknown = UnknownFiles(home.path)
         self._unsynced = UnsyncedFiles(home)
         self.changes = 0
         self.evict: Evict | None = None
@@ -49,7 +53,7 @@ class SegmentFolder:
     @property
     def nbytes(self) -> int:
         """The bytes of all files, including those that are being written."""
-        return self._reserved
+        return self._reserved + self.unknown.nbytes
 
     def write(
         self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable], *, synced: bool = True
@@ -74,6 +78,7 @@ class SegmentFolder:
         the disk; otherwise `sync` does. Raises CapacityError or Unavailable; then the file is gone."""
         with ExitStack() as undo:
             undo.callback(self.abandon, writing)
+            self.marks.put_on(writing.path.name, writing.unfinished)
             file = writing.finish(tables, synced=synced)
             if synced:
                 self._home.sync()
@@ -97,29 +102,24 @@ class SegmentFolder:
         with self._lock:
             self._unsynced.sync()
 
-    def adopt(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> SegmentFile:
+    def adopt(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int, digest: str = "") -> SegmentFile:
         """Take over a file that the folder held before it was opened, with what is kept beside it. Its contents are checked when
-        they are read. The rest as in `write`. Raises IntegrityError for one of another length, and Unavailable for none."""
-        file = SegmentFile.adopt(self.path / name, self._contents(name, spec, layout, layers, tokens))
+        they are read. digest: see `SegmentFile`. The rest as in `write`. Raises IntegrityError for one of another length, and
+        Unavailable for none."""
+        file = SegmentFile.adopt(self.path / name, self._contents(name, spec, layout, layers, tokens), digest)
         with self._lock:
             self._files[name] = file
             self._reserved += file.nbytes + self._beside.adopt(file)
         return file
 
-    def remove_strangers(self) -> None:
-        """Remove the files in the folder that are no segment's: those of a process that died before it made them known, or after
-        it forgot them. Nothing else may be going on."""
-        for path in self._strangers():
-            with suppress(OSError):  # it is tried again when the store is opened again
-                path.unlink(missing_ok=True)
-
-    def leave_strangers(self) -> None:
-        """Leave the files that are no segment's where they are, because nobody knows whose they are."""
-        self._left = {final_name(path.name) for path in self._strangers()}
+    def find_unknown(self, is_nobodys: Callable[[str, str], bool] | None) -> None:
+        """Look for the files that were there and were not adopted; see `UnknownFiles.find`."""
+        self.unknown.find(self._expected(), is_nobodys)
 
     def remove(self, file: SegmentFile) -> None:
         with self._lock:
             if self._files.pop(file.path.name, None) is not None:
+                self.marks.forget(file.path.name)
                 self._unsynced.discard(file)
                 self._reserved -= file.nbytes + self._beside.remove_all(file)
                 self.changes += 1
@@ -218,7 +218,7 @@ class SegmentFolder:
             if self._closed:
                 return
             files, expected = dict(self._files), self._expected()
-            others = self._writing | self._left
+            others = self._writing | self.unknown.names
             finished = [path for path in written(self.path) if final_name(path.name) not in others]
             there = {path.name: path.stat().st_size for path in finished}
         owners = sorted(file.path.name for file in owned)
@@ -241,10 +241,6 @@ class SegmentFolder:
     def _contents(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> Contents:
         return Contents(f"{self._home.key}/{name}", spec, layout, layers, tokens)
 
-    def _strangers(self) -> list[Path]:
-        known = self._expected()
-        return [path for path in written(self.path) if path.name not in known]
-
     def _expected(self) -> dict[str, int]:
         """The bytes of every file that the folder should hold, by name."""
         return {file.path.name: file.nbytes for file in self._files.values()} | self._beside.by_name()
@@ -258,6 +254,8 @@ class SegmentFolder:
         with self._lock:
             if self._closed:
                 raise Unavailable("the database is closed; connect again")
+            while any((self.path / f"{dot}{self._made}{FILE_SUFFIX}").exists() for dot in ("", ".")):
+                self._made += 1  # somebody else's, which is never written over
             name, self._made = f"{self._made}{FILE_SUFFIX}", self._made + 1
             contents = self._contents(name, spec, layout, layers, tokens)
             self._reserve(contents.nbytes)
@@ -280,13 +278,13 @@ class SegmentFolder:
             self._remove_indexes(nbytes)
         if not self._has_room(nbytes):
             raise CapacityError(
-                f"the disk tier needs {nbytes:,} bytes more and holds {self._reserved:,} of storage.disk_bytes_max="
+                f"the disk tier needs {nbytes:,} bytes more and holds {self.nbytes:,} of storage.disk_bytes_max="
                 f"{self._bytes_max}; drop contexts or raise the budget"
             )
         self._reserved += nbytes
 
     def _has_room(self, nbytes: int) -> bool:
-        return self._bytes_max is None or self._reserved + nbytes <= self._bytes_max
+        return self._bytes_max is None or self.nbytes + nbytes <= self._bytes_max
 
     def _remove_indexes(self, nbytes: int) -> None:
         """Remove indexes, one after the other, until there is room for `nbytes`, if all of them make so much."""

@@ -29,25 +29,30 @@ log = logging.getLogger(__name__)
 class SegmentFile:
     """A finished file at `path`, which is never written again. Its head is read and checked before anything else of it is."""
 
-    def __init__(self, path: Path, expected: Contents) -> None:
+    def __init__(self, path: Path, expected: Contents, digest: str = "") -> None:
+        """digest: what `Contents.digest` is of it; "" for a file of which nobody noted it."""
         self.path = path
         self.contents = expected
+        self.digest = digest
 
     @cached_property
     def _sums(self) -> Sums:
         """The checksums of all blocks. Raises IntegrityError for a file whose head is not that of its contents, Unavailable for
         one that cannot be read."""
         with _open(self.path, direct_too=False) as file:
-            return self.contents.read_head(self.path, file)
+            sums = self.contents.read_head(self.path, file)
+        if self.digest and self.contents.digest(sums) != self.digest:
+            raise corrupt(self.path, "it holds another segment than the catalogue says")
+        return sums
 
     @classmethod
-    def adopt(cls, path: Path, expected: Contents) -> "SegmentFile":
+    def adopt(cls, path: Path, expected: Contents, digest: str = "") -> "SegmentFile":
         """A file that was written before, perhaps in an older version of the format. Raises IntegrityError for one of another
         length, and Unavailable for none."""
         with _open(path, direct_too=False) as file:
             contents = expected.of_version_in(file)
             contents.check_size(path, file)
-        return cls(path, contents)
+        return cls(path, contents, digest)
 
     def check_head(self) -> None:
         """Raises IntegrityError for a file whose head is not that of its contents, Unavailable for one that cannot be read."""
@@ -89,7 +94,7 @@ class SegmentFile:
 
     def verify(self) -> None:
         """Compare its head and all blocks, as they are on the disk now, with their checksums. Raises as `read_layer` does."""
-        again, nbytes = SegmentFile(self.path, self.contents), self.contents.layout.nbytes
+        again, nbytes = SegmentFile(self.path, self.contents, self.digest), self.contents.layout.nbytes
         piece = next(self.contents.pieces()).stop
         scratch = direct_io.page_aligned(piece * nbytes)
         addresses = (scratch.ctypes.data + nbytes * np.arange(piece)).astype(np.uint64)

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,10 @@ class Contents:
         if start[:HEAD_AT] != expected_start or not head.startswith(text):
             raise corrupt(path, "its head is not what was written")
         return np.frombuffer(head[len(text) :], "<u4").reshape(self.layers, self.units).astype(np.uint32)
+
+    def digest(self, sums: Sums) -> str:
+        """The SHA-256 of the head, hex: it names what the file holds."""
+        return sha256(self.text + sums.astype("<u4").tobytes()).hexdigest()
 
     def check_size(self, path: Path, file: int) -> None:
         """Raises IntegrityError for an open file that is longer or shorter than it was written."""

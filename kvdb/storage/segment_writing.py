@@ -35,6 +35,8 @@ def write_threads() -> ThreadPoolExecutor:
 class SegmentWriting:
     """A segment's file that is being written, until `finish` or `abandon`. Not thread-safe: its owner takes turns.
 
+    unfinished: its path until it is finished.
+
     Blocks that it was shown stay where and as they are until then. It keeps no copy of any, so nothing has to wait for the disk
     but the end.
     """
@@ -45,13 +47,13 @@ class SegmentWriting:
         self.path = path
         self.contents = contents
         self._threads = threads
-        self._unfinished = path.with_name(f".{path.name}")
+        self.unfinished = path.with_name(f".{path.name}")
         self._sums = np.empty((contents.layers, contents.units), np.uint32)
         self._pieces = [list(reversed(list(contents.pieces()))) for _ in range(contents.layers)]  # those that are still to come
         self._moving: list[Future[None]] = []
         self._file = -1
         try:
-            self._file = direct_io.opened(self._unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=contents.direct)
+            self._file = direct_io.opened(self.unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, direct=contents.direct)
             direct_io.reserve(self._file, contents.nbytes)
         except OSError as error:
             self.abandon()
@@ -80,12 +82,12 @@ class SegmentWriting:
             self._write_head()
             if synced:
                 direct_io.sync(self._file)
-            os.rename(self._unfinished, self.path)
+            os.rename(self.unfinished, self.path)
         except OSError as error:
             raise self._failed(error) from None
         finally:
             self.abandon()
-        file = SegmentFile(self.path, contents)
+        file = SegmentFile(self.path, contents, contents.digest(self._sums))
         file.check_head()
         return file
 
@@ -99,7 +101,7 @@ class SegmentWriting:
             os.close(self._file)
             self._file = -1
         with suppress(OSError):
-            self._unfinished.unlink(missing_ok=True)
+            self.unfinished.unlink(missing_ok=True)
 
     def _begin(self, layer: int, table: BlockTable, blocks: int) -> None:
         """Begin to write the pieces that stand in the first `blocks` blocks of a layer and were not begun before."""

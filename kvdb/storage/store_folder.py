@@ -1,14 +1,18 @@
 """The folder of a durable database, which outlives it.
 
-    store.json      what the folder is: {"format": "kvdb store", "version": 2, "id": 32 hex digits}
-    lock            locked by the process that has the store open, and holds its number
+    store.json      what the folder is: {"format": "kvdb store", "version": 3, "id": 32 hex digits}
+    lock            holds the number of the process that has the store open
     catalog.db      what is stored; see `kvdb.catalog.catalog_file`
     segments/       the files of segments; see `kvdb.storage.segment_file`
 
 Only a folder that is empty, or has the store.json of a version that is known, is ever written to. A store of an older version
 becomes one of this when it is opened: its catalogue in one transaction, and then its label.
+
+Whoever has a store open has locked the folder itself, which stays locked whatever is removed from it, and the file `lock`, as
+older versions do. Should another get in all the same, the catalogue tells the first one (`kvdb.catalog.writer`).
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -19,9 +23,11 @@ from pathlib import Path
 
 from kvdb.errors import IntegrityError, InvalidArgument, KvdbError, Unavailable, Unsupported
 
-FORMAT, VERSION = "kvdb store", 2
+FORMAT, VERSION = "kvdb store", 3
 """What the label says of a store that is written today. Older ones become so when they are opened (`StoreFolder.stamp`)."""
 LABEL, LOCK, CATALOG, SEGMENTS = "store.json", "lock", "catalog.db", "segments"
+NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
+"""What file systems say that lock no folders."""
 
 
 class StoreFolder:
@@ -44,8 +50,7 @@ class StoreFolder:
             try:
                 path.mkdir(parents=True, exist_ok=True, mode=0o700)
                 _check_is_store_or_empty(path)
-                lock = _lock(path)
-                undo.callback(os.close, lock)
+                _lock(path, undo)
                 self.key, self._version = _label(path)
                 self.path.mkdir(exist_ok=True, mode=0o700)
                 sync_folder(path)
@@ -94,20 +99,33 @@ def _check_is_store_or_empty(path: Path) -> None:
         raise InvalidArgument(f"{path} is no kvdb store, and not empty: it lacks {LABEL}; expected a store, or a new folder")
 
 
-def _lock(path: Path) -> int:
-    """The descriptor of the lock file, which stays locked until it is closed. Raises Unavailable where another has it."""
+def _lock(path: Path, undo: ExitStack) -> None:
+    """Lock the folder and the lock file in it. undo: unlocks them. Raises Unavailable where another has locked one."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    undo.callback(os.close, folder)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _open_already(path) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with ExitStack() as undo:
-        undo.callback(os.close, lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
-            raise Unavailable(f"the store {path} is open already, in process {holder}; close it there first") from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        undo.pop_all()
-    return lock
+    undo.callback(os.close, lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _open_already(path) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def _open_already(path: Path) -> Unavailable:
+    try:
+        holder = (path / LOCK).read_text("ascii", "replace")[:20].strip()
+    except OSError:  # somebody removed it
+        holder = ""
+    return Unavailable(f"the store {path} is open already, in process {holder or 'unknown'}; close it there first")
 
 
 def _write_label(path: Path, key: str) -> None:

@@ -5,6 +5,7 @@ from kvdb.types.contexts import (
     DEFAULT_RETENTION,
     DURABILITIES,
     FORMATS,
+    BackedUp,
     Checked,
     ContextInfo,
     ContextUpdate,
@@ -14,6 +15,7 @@ from kvdb.types.contexts import (
     PrefixMatch,
     PromptPart,
     Retention,
+    UnknownFile,
     ViewInfo,
 )
 from kvdb.types.model_spec import (
@@ -58,6 +60,7 @@ __all__ = [
     "Activity",
     "Addresses",
     "Array",
+    "BackedUp",
     "Bools",
     "CallTimings",
     "Checked",
@@ -82,5 +85,6 @@ __all__ = [
     "Space",
     "TierStats",
     "Tokens",
+    "UnknownFile",
     "ViewInfo",
 ]

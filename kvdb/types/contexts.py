@@ -134,6 +134,28 @@ class Checked:
 
 
 @dataclass(frozen=True)
+class BackedUp:
+    """What a backup is. contexts: how many it holds. copied: how many files have bytes of their own. reflinked: how many share
+    those of the store on the disk until either is written to. linked: how many are the store's own under a second name. nbytes:
+    of all files. same_file_system: whether it is on that of the store."""
+
+    contexts: int
+    copied: int
+    reflinked: int
+    linked: int
+    nbytes: int
+    same_file_system: bool
+
+
+@dataclass(frozen=True)
+class UnknownFile:
+    """A file in a store's folder `segments` that its catalogue does not know. nbytes: its size."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class IndexInfo:
     """One kind of index over one segment of a context. layers: how many have it, of layers_total. nbytes: its size in memory.
     state: "ready", "stored" on disk until a session needs it, "building", "waiting" to be built, or "failed". progress: the share

@@ -20,7 +20,20 @@ from tests.fault.kill import Told
 from tests.fault.processes import Processes
 from tests.fault.story import carry_out, open_store
 
-WRITES = ("pwritev", "pwritev2", "pwrite64", "write", "fsync", "fdatasync", "rename", "unlink", "ftruncate", "fallocate", "mkdir")
+WRITES = (
+    "pwritev",
+    "pwritev2",
+    "pwrite64",
+    "write",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "unlink",
+    "ftruncate",
+    "fallocate",
+    "mkdir",
+    "removexattr",
+)
 """The system calls that change files. Calls of each are counted apart, and those of each thread."""
 READS = ("preadv", "preadv2", "pread64", "read")
 FAULTS = {"KILL": WRITES, "EIO": WRITES, "ENOSPC": WRITES, "EIO-READ": READS}

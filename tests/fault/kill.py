@@ -76,9 +76,10 @@ class Told:
         told = [{name: kept.life for name, kept in state.items()} for state in self.states]
         raise AssertionError(f"{found} are stored, and {told} told")
 
-    def check(self, folder, where):
-        """Compare a store with what was told. Returns the number of contexts that are gone as they may. Raises AssertionError or
-        IntegrityError for anything that is lost, wrong, half there or left behind."""
+    def check(self, folder, where, *, files_may_stay=False):
+        """Compare a store with what was told. files_may_stay: whether files may be left that its catalogue does not know. Returns
+        the number of contexts that are gone as they may. Raises AssertionError or IntegrityError for anything that is lost,
+        wrong, half there or left behind."""
         with open_store(folder) as db:
             try:
                 gone = self.settle(lives(db))
@@ -88,6 +89,7 @@ class Told:
                 assert is_whole(db, name, kept), f"{where}: {name} is not what was stored"
             db._transport.check_integrity()
             assert not db.check_store(), f"{where}: contexts are damaged"
+            assert files_may_stay or not db.unknown_files(), f"{where}: {db.unknown_files()} are left behind"
         return gone
 
 

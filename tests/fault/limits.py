@@ -157,6 +157,7 @@ def _use_few_files(db, engine):
         db.build_index(f"c{number}")
         db.offload(f"c{number}")
     _check(db, engine, count)
+    assert engine.wait_for_builds(60), "indexes that sessions asked for would give files back"
     taken = _take_all_files()
     try:
         with refused(Unavailable, CapacityError):

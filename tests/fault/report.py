@@ -87,6 +87,8 @@ def pieces(given):
     yield from _seeded(
         "any order of calls, ends and kills beside a dictionary", "any_order", "--examples", given.examples, 100, seed
     )
+    name = "lock files removed, two writers, older catalogues, backups copied, linked and damaged"
+    yield from _seeded(name, "mistakes", "--stores", given.stores, 100, seed)
     for fault, calls in FAULTS.items():
         for call in calls:
             yield Piece.of(
@@ -141,6 +143,7 @@ def main():
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--cuts", type=int, default=500)
     parser.add_argument("--examples", type=int, default=500, help="stores that are used in any order")
+    parser.add_argument("--stores", type=int, default=200, help="with which each mistake is made")
     parser.add_argument("--every", type=int, default=1, help="only every such system call")
     parser.add_argument("--seed", type=int, default=1, help="of the first piece")
     parser.add_argument("--pieces", type=Path, default=PIECES, help="where what was played is noted")

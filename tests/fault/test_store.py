@@ -1,4 +1,4 @@
-"""The short form of the faults that `make fault` plays at length: 25 kills, 17 power cuts."""
+"""The short form of the faults that `make fault` plays at length: 25 kills, 17 power cuts, 3 stores with each mistake."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 
 from kvdb.errors import IntegrityError
 from kvdb.storage.store_folder import StoreFolder
-from tests.fault import every_call, flips, kill, limits, no_room, page_reads, power
+from tests.fault import every_call, flips, kill, limits, mistakes, no_room, page_reads, power
 from tests.fault.power import NoLoopMounts
 from tests.stores import connect, holds, put
 
@@ -87,6 +87,10 @@ def test_changed_bits_never_change_an_answer():
     outcomes = sum(flips.run(flips=40, seed=12).values(), Counter())
     assert outcomes["told"] + outcomes["refused"] > 0
     assert outcomes["harmless"] > 0
+
+
+def test_mistakes_lose_nothing_that_was_acknowledged():
+    assert mistakes.run(3, seed=14).total() == 3 * len(mistakes.MISTAKES)
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

@@ -6,7 +6,7 @@ from kvdb.client.remote.connection import Connection
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.plans import from_plan
 from kvdb.rpc.query_options import put_query_options
-from kvdb.types import Checked, DatabaseStatus, SessionInfo, Space
+from kvdb.types import BackedUp, Checked, DatabaseStatus, SessionInfo, Space, UnknownFile
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -25,6 +25,12 @@ class RemoteStore(ABC):
         connection = self._connected()
         reply: pb.CheckStoreReply = connection.call(connection.stub.CheckStore, pb.CheckStoreRequest())
         return list(reply.damaged)
+
+    def unknown_files(self, remove: bool) -> list[UnknownFile]:
+        """Files of the server's store; see `kvdb.database.Database.unknown_files`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.UnknownFilesReply = connection.call(connection.stub.UnknownFiles, pb.UnknownFilesRequest(remove=remove))
+        return [UnknownFile(file.name, file.nbytes) for file in reply.files]
 
     def compact(self) -> int:
         """Give space back on the server; see `kvdb.database.Database.compact`, whose errors it raises."""
@@ -45,11 +51,12 @@ class RemoteStore(ABC):
         reply: pb.SpaceReply = connection.call(connection.stub.Space, pb.SpaceRequest())
         return Space(reply.held, reply.reachable)
 
-    def backup(self, folder: str) -> int:
+    def backup(self, folder: str, link: bool) -> BackedUp:
         """Copy the server's store on its machine; see `kvdb.database.Database.backup`, whose errors it raises."""
         connection = self._connected()
-        reply: pb.BackupReply = connection.call(connection.stub.Backup, pb.BackupRequest(folder=folder))
-        return int(reply.contexts)
+        reply: pb.BackupReply = connection.call(connection.stub.Backup, pb.BackupRequest(folder=folder, link=link))
+        counts = reply.contexts, reply.copied, reply.reflinked, reply.linked
+        return BackedUp(*counts, reply.nbytes, reply.same_file_system)
 
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
         """The plans of a query behind a context; see `kvdb.database.Database.explain`, whose errors it raises."""

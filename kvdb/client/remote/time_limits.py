@@ -29,6 +29,7 @@ GROUPS: Mapping[type[Message], str] = {
     pb.VerifyIndexesRequest: "maintain",
     pb.CheckContextRequest: "maintain",
     pb.CheckStoreRequest: "maintain",
+    pb.UnknownFilesRequest: "maintain",
     pb.BackupRequest: "maintain",
     pb.CompactRequest: "maintain",
 }

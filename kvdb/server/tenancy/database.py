@@ -18,6 +18,7 @@ from kvdb.session.state import SessionState
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
+    BackedUp,
     Checked,
     ContextInfo,
     ContextStatistics,
@@ -33,6 +34,7 @@ from kvdb.types import (
     Space,
     TierStats,
     Tokens,
+    UnknownFile,
     ViewInfo,
 )
 from query_optimizer.plan import Plan
@@ -241,8 +243,11 @@ class TenantDatabase:
     def check_store(self) -> list[str]:
         raise self._refusal("checks the whole store")
 
-    def backup(self, folder: str) -> int:
-        raise self._refusal(f"copies the whole store to {folder}")
+    def unknown_files(self, remove: bool = False) -> list[UnknownFile]:
+        raise self._refusal(f"{'removes' if remove else 'lists'} files of the whole store")
+
+    def backup(self, folder: str, link: bool = False) -> BackedUp:
+        raise self._refusal(f"{'links' if link else 'copies'} the whole store to {folder}")
 
     def compact(self) -> int:
         raise self._refusal("compacts the whole store")

@@ -80,7 +80,7 @@ def test_calls_on_stored_contexts(connect, server, spec, make_kv, engine):
     kv, plain = make_kv(spec, 40), Client(engine)
     same_calls = [
         *((name, ("new",)) for name in ("indexes", "statistics", "explain")),
-        *((name, ()) for name in ("check_store", "sessions", "space", "tiers")),
+        *((name, ()) for name in ("check_store", "unknown_files", "sessions", "space", "tiers")),
     ]
 
     async def behaviour():

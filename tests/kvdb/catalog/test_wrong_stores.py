@@ -43,12 +43,12 @@ def store(tmp_path):
 
 def say_newer(folder):
     label = json.loads((folder / "store.json").read_bytes())
-    (folder / "store.json").write_text(json.dumps({**label, "version": 3}))
+    (folder / "store.json").write_text(json.dumps({**label, "version": 4}))
 
 
 def say_newer_in_catalogue(folder):
     with closing(sqlite3.connect(folder / "catalog.db")) as db:
-        db.execute("PRAGMA user_version = 3")
+        db.execute("PRAGMA user_version = 4")
 
 
 def lose_catalogue(folder):
@@ -66,8 +66,8 @@ def garble_catalogue(folder):
 @pytest.mark.parametrize(
     ("change", "error", "told"),
     [
-        (say_newer, Unsupported, "has version 3; this kvdb reads versions 1 to 2"),
-        (say_newer_in_catalogue, Unsupported, "has version 3; this kvdb reads versions 1 to 2"),
+        (say_newer, Unsupported, "has version 4; this kvdb reads versions 1 to 3"),
+        (say_newer_in_catalogue, Unsupported, "has version 4; this kvdb reads versions 1 to 3"),
         (lose_catalogue, IntegrityError, "is gone, and .* is not empty; nothing of the store was touched"),
         (empty_catalogue, IntegrityError, "is gone, and .* is not empty; nothing of the store was touched"),
         (garble_catalogue, IntegrityError, "nothing of it was touched"),

@@ -105,8 +105,10 @@ def test_files_that_nobody_owns_are_found(tmp_path):
 def test_a_backup_is_a_store(run, store, tmp_path):
     to = tmp_path / "backup"
     status, lines, _ = run("backup", str(to))
-    assert (status, lines[0][: len(str(to)) + 29]) == (0, f"{to} is a store of 2 contexts; kv")
-    assert (to / "segments" / "0.segment").samefile(store / "segments" / "0.segment")
+    assert status == 0
+    assert lines[0].startswith(f"{to} is a store of 2 contexts: ")
+    assert lines[0].endswith("; all were read and are whole")
+    assert lines[1] == "it is on the file system of the store, and lost with it: keep one on another disk"
     assert run("verify", at=str(to))[0] == 0
     with connect(to) as db:
         assert holds(db, LONGER)
@@ -117,7 +119,39 @@ def test_a_backup_is_a_store(run, store, tmp_path):
     status, _, said = run("backup", str(to))
     assert (status, "is not empty" in said) == (2, True)
     status, lines, _ = run("backup", str(tmp_path / "again"), "--json")
-    assert json.loads(lines[0]) == {"folder": str(tmp_path / "again"), "contexts": 2}
+    done = json.loads(lines[0])
+    assert (done["folder"], done["contexts"], done["linked"]) == (str(tmp_path / "again"), 2, 0)
+    files = [path for path in (tmp_path / "again").rglob("*") if path.is_file()]
+    assert (done["copied"] + done["reflinked"], done["nbytes"]) == (len(files), sum(path.stat().st_size for path in files))
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+def test_what_happens_to_a_backup_does_not_happen_to_the_store(run, tmp_path):
+    assert run("backup", str(tmp_path / "backup"))[0] == 0
+    for path in tmp_path.glob("backup/segments/*"):
+        flip(path)
+    assert run("verify")[0] == 0
+    assert run("verify", at=str(tmp_path / "backup"))[0] == 7
+
+
+def test_hard_links_are_made_for_who_asks_for_them(run, store, tmp_path):
+    status, lines, _ = run("backup", str(tmp_path / "backup"), "--hard-links")
+    assert (status, "2 copied, 2 hard links" in lines[0]) == (0, True)
+    assert lines[1] == "hard links are the store's own files under a second name: what damages one damages both"
+    assert (tmp_path / "backup" / "segments" / "0.segment").samefile(store / "segments" / "0.segment")
+
+
+def test_a_backup_reads_what_it_wrote(run, store, tmp_path):
+    flip(store / "segments" / "1.segment")
+    status, _, said = run("backup", str(tmp_path / "backup"))
+    assert (status, "1.segment is not what was stored" in said) == (7, True)
+    assert list((tmp_path / "backup").iterdir()) == []
 
 
 def test_space_is_given_back(run):
@@ -155,7 +189,7 @@ def test_a_backup_goes_on_while_contexts_come_and_go(tmp_path):
             return held(file)
 
         db._transport._catalog._disk.kept_beside = drop_one
-        assert db.backup(tmp_path / "copy") == 7
+        assert db.backup(tmp_path / "copy").contexts == 7
         assert len(names(db)) < 7
         db._transport.check_integrity()
     with connect(tmp_path / "copy") as db:
@@ -175,7 +209,7 @@ def test_a_backup_that_fails_is_no_store(tmp_path, monkeypatch):
         (tmp_path / "a file").touch()
         with pytest.raises(kvdb.errors.Unavailable, match="cannot be written"):
             db.backup(tmp_path / "a file" / "below")
-        assert db.backup(tmp_path / "copy") == 1
+        assert db.backup(tmp_path / "copy").contexts == 1
 
 
 def test_without_a_store_there_is_nothing_to_copy(db, tmp_path):

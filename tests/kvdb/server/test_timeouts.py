@@ -28,7 +28,7 @@ def given(spec, make_kv):
             **dict.fromkeys(
                 ["get", "drop", "offload", "build_index", "indexes", "verify", "check", "explain", "statistics"], ("doc",)
             ),
-            **dict.fromkeys(["contexts", "check_store", "compact", "status", "space", "sessions", "tiers"], ()),
+            **dict.fromkeys(["contexts", "check_store", "unknown_files", "compact", "status", "space", "sessions", "tiers"], ()),
             **dict.fromkeys(["pin", "unpin", "update"], ("doc",)),
             "rename": ("doc", "new"),
             "match": (spec, ids),

@@ -1,4 +1,4 @@
-"""A store that the first version of the format wrote is opened, and made one of this version, for ever after."""
+"""A store that an older version of the format wrote is opened, and made one of this version, for ever after."""
 
 import json
 import sqlite3
@@ -6,22 +6,22 @@ import tarfile
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import kvdb
 from kvdb.errors import IntegrityError
-from tests.kvdb.catalog.first_version import BEHIND, CHUNK, CONFIG, DOC, LONGER, SPEC, kv_of
+from tests.kvdb.catalog.older_versions import BEHIND, CHUNK, CONFIG, DOC, LONGER, SPEC, kv_of
 from tests.reference import attention, relative_error
 
-ARCHIVE = Path(__file__).with_name("store_version_1.tar.xz")
 
-
-@pytest.fixture
-def store(tmp_path):
-    """The folder of a store of version 1 with the contexts `doc`, `longer`, `chunk` and `behind`."""
-    with tarfile.open(ARCHIVE) as archive:
+@pytest.fixture(params=[1, 2])
+def store(request, tmp_path):
+    """The folder of a store of an older version with the contexts `doc`, `longer`, `chunk` and `behind`, and, in version 2, the
+    blend `blend`."""
+    with tarfile.open(Path(__file__).with_name(f"store_version_{request.param}.tar.xz")) as archive:
         archive.extractall(tmp_path, filter="data")
-    assert versions(tmp_path) == (1, 1)
+    assert versions(tmp_path) == (request.param, request.param)
     return tmp_path
 
 
@@ -36,6 +36,7 @@ def check_contents(folder):
     """Everything is there, and what is asked of it is answered by its keys and values."""
     with kvdb.connect(folder, config=CONFIG) as db:
         stored = {context.name: context.tokens for context in db.contexts()}
+        blended = stored.pop("blend", None)
         assert stored == {"behind": len(BEHIND), "chunk": len(CHUNK), "doc": len(DOC), "longer": len(LONGER)}
         query = kv_of([3])[0][0].repeat(SPEC.q_heads, axis=0)
         for tokens, computed in ((DOC, DOC), (LONGER, LONGER), (CHUNK, CHUNK)):
@@ -44,12 +45,18 @@ def check_contents(folder):
                 for layer, (k, v) in enumerate(kv_of(computed)):
                     want = attention(query, k, v, SPEC.softmax_scale)[0]
                     assert relative_error(session.attention(layer, query), want) < 1e-5
+        if blended:
+            with db.create_session(SPEC, parts=["blend"]) as session:
+                for layer, (stored, new) in enumerate(zip(kv_of(DOC), kv_of(CHUNK), strict=True)):
+                    k, v = (np.concatenate([new[side], stored[side][:, len(CHUNK) :]], axis=1) for side in range(2))
+                    got = session.attention(layer, query, positions=[len(DOC) - 1])
+                    assert relative_error(got, attention(query, k, v, SPEC.softmax_scale)[0]) < 1e-5
 
 
-def test_a_store_of_version_1_is_upgraded_and_answers(store):
+def test_an_older_store_is_upgraded_and_answers(store):
     for _ in range(2):
         check_contents(store)
-        assert versions(store) == (2, 2)
+        assert versions(store) == (3, 3)
 
 
 def test_an_upgrade_that_was_cut_short_goes_on(store, tmp_path):
@@ -57,7 +64,7 @@ def test_an_upgrade_that_was_cut_short_goes_on(store, tmp_path):
     check_contents(store)
     (store / "store.json").write_bytes(label)  # as if the process had died before its last step
     check_contents(store)
-    assert versions(store) == (2, 2)
+    assert versions(store) == (3, 3)
 
 
 def test_what_was_damaged_before_the_upgrade_stays_so(store):

@@ -1,4 +1,5 @@
-"""What `store_version_1.tar.xz` holds: the contexts of a store that the first version of the format wrote, and nothing random."""
+"""What `store_version_1.tar.xz` and `store_version_2.tar.xz` hold: the contexts of stores that older versions of the format
+wrote, and nothing random."""
 
 import numpy as np
 
