@@ -15,6 +15,7 @@ from kvdb.events import Kind
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.eviction.base import EvictionPolicy, K
 from kvdb.storage.eviction.policies import policy
+from kvdb.storage.room import InTurn
 from kvdb.storage.store import BlockStore
 
 SHARE = 64
@@ -55,10 +56,10 @@ class Evictor:
         for context in sorted(catalog.contexts(), key=lambda one: one.life.used):
             self.came(context)
         catalog.watcher = self
-        blocks.budget.evict = self.make_room
+        blocks.budget.evict = InTurn(self.make_room)
         if blocks.disk is not None:
-            blocks.budget.offload = self.make_room
-            blocks.disk.evict = self.make_disk_room
+            blocks.budget.offload = blocks.budget.evict
+            blocks.disk.evict = InTurn(self.make_disk_room)
 
     def came(self, context: Context) -> None:
         """See `Watcher`."""
