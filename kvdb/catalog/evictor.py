@@ -179,7 +179,9 @@ class Evictor:
         used = [one.name for one in contexts if not one.life.pinned and any(view.segment.pins for view in one.views)]
         told = [f"{_names(names)} {what}" for names, what in ((pinned, "pinned"), (used, "in use by sessions")) if names]
         unpin = "; kvdb unpin lets contexts go" if pinned else ""
-        return f"nothing that is stored can go: {', '.join(told) or 'what holds the rest are imports and open sessions'}{unpin}"
+        again = "" if pinned and not used else "; try again when imports and sessions have ended"
+        rest = "what holds the rest are imports and open sessions"
+        return f"nothing that is stored can go: {', '.join(told) or rest}{unpin}{again}"
 
 
 def _chosen(entries: EvictionPolicy[K], kept: Collection[K], nbytes: int) -> list[K]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import kvdb
+from kvdb.catalog import residency
 from kvdb.errors import CapacityError, NotFound
 from tests.stores import SPEC, config, connect, holds, kv_of, names, put
 from tests.waiting import until
@@ -66,7 +67,7 @@ def test_what_a_session_reads_stays(db):
             put(db, tokens(number), str(number))
         assert names(db) == ["0", "5", "6", "7"]
     sessions = [db.create_session(SPEC, tokens(number)) for number in (0, 5, 6, 7)]
-    with pytest.raises(CapacityError, match="'0', '5', '6', '7' are in use by sessions"):
+    with pytest.raises(CapacityError, match="'0', '5', '6', '7' are in use by sessions; try again"):
         put(db, tokens(8), "8")
     for session in sessions:
         session.close()
@@ -111,6 +112,21 @@ def test_two_sessions_share_the_room_of_the_only_context_that_may_go(db):
         first.result()
         second.result()
         assert not db.get("3").info.resident
+
+
+@pytest.mark.parametrize("db", ["disk"], indirect=True)
+def test_a_session_whose_room_another_took_is_given_room_again(db, monkeypatch):
+    for number in range(5):
+        put(db, tokens(number), str(number))
+    assert not db.get("0").info.resident
+    made = residency.make_room
+
+    def made_and_taken(views, budget):
+        made(views, budget)
+        put(db, tokens(5), "5")
+
+    monkeypatch.setattr(residency, "make_room", made_and_taken)
+    assert holds(db, tokens(0))
 
 
 @pytest.mark.parametrize("db", ["disk"], indirect=True)
