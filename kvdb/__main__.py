@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import kvdb.commands.output as output
 from kvdb.commands import COMMANDS
 from kvdb.commands.exit_status import FAILED, INTERRUPTED, status_of, table
+from kvdb.config import quiet_grpc
 from kvdb.errors import KvdbError
 from kvdb.version import __version__
 
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit status, as `kvdb.commands.exit_status` lists them. An error that kvdb raises on purpose, and
     output that cannot be written, give one line on stderr."""
     output.escape_characters()
+    quiet_grpc()
     try:
         try:
             parser = _parser()

@@ -7,10 +7,8 @@ from kvdb.aio.awaited import awaited
 from kvdb.aio.context import AsyncContext, inner_parts
 from kvdb.aio.session import AsyncSession, inner_session, inner_sessions
 from kvdb.client.client import Client
-from kvdb.client.remote import RemoteDatabase
 from kvdb.client.remote.aio.carried import carried
-from kvdb.client.remote.aio.connection import AsyncConnection
-from kvdb.config import Timeouts, Tls
+from kvdb.config import Timeouts, Tls, quiet_grpc
 from kvdb.types import CallTimings
 
 SESSIONS = {"sessions": inner_sessions}
@@ -20,6 +18,10 @@ async def connect(
     target: str, *, token: str = "", timeout: float | Timeouts | None = None, tls: Tls | None = None
 ) -> "AsyncClient":
     """Open a database on a server; arguments and errors are those of `kvdb.connect`. It belongs to the running event loop."""
+    quiet_grpc()
+    from kvdb.client.remote.aio.connection import AsyncConnection  # which imports gRPC
+    from kvdb.client.remote.database import RemoteDatabase
+
     database = await carried(RemoteDatabase, str(target), token, Timeouts.of(timeout), tls, AsyncConnection)
     return AsyncClient(Client(database))
 

@@ -15,6 +15,7 @@ from kvdb.events import Kind
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.eviction.base import EvictionPolicy, K
 from kvdb.storage.eviction.policies import policy
+from kvdb.storage.room import InTurn
 from kvdb.storage.store import BlockStore
 
 SHARE = 64
@@ -55,10 +56,10 @@ class Evictor:
         for context in sorted(catalog.contexts(), key=lambda one: one.life.used):
             self.came(context)
         catalog.watcher = self
-        blocks.budget.evict = self.make_room
+        blocks.budget.evict = InTurn(self.make_room)
         if blocks.disk is not None:
-            blocks.budget.offload = self.make_room
-            blocks.disk.evict = self.make_disk_room
+            blocks.budget.offload = blocks.budget.evict
+            blocks.disk.evict = InTurn(self.make_disk_room)
 
     def came(self, context: Context) -> None:
         """See `Watcher`."""
@@ -178,7 +179,9 @@ class Evictor:
         used = [one.name for one in contexts if not one.life.pinned and any(view.segment.pins for view in one.views)]
         told = [f"{_names(names)} {what}" for names, what in ((pinned, "pinned"), (used, "in use by sessions")) if names]
         unpin = "; kvdb unpin lets contexts go" if pinned else ""
-        return f"nothing that is stored can go: {', '.join(told) or 'what holds the rest are imports and open sessions'}{unpin}"
+        again = "" if pinned and not used else "; try again when imports and sessions have ended"
+        rest = "what holds the rest are imports and open sessions"
+        return f"nothing that is stored can go: {', '.join(told) or rest}{unpin}{again}"
 
 
 def _chosen(entries: EvictionPolicy[K], kept: Collection[K], nbytes: int) -> list[K]:

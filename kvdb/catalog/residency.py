@@ -5,12 +5,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from kvdb.catalog.context import Context
+from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import CapacityError, Unsupported
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget, Reservation
 from kvdb.storage.loader import Loader
+from kvdb.storage.room import with_room
 from kvdb.storage.store import BlockStore
 
 
@@ -29,10 +31,15 @@ def make_room(views: Views, budget: CpuBudget) -> None:
     they can go. The caller has locked no segment and no catalogue."""
     for segment in [view.segment for view in views if not view.segment.resident]:
         if budget.evict is not None and budget.limit is not None:
-            table, layers = segment.tables[0], len(segment.tables)
-            nbytes = segment.nbytes if segment.nbytes <= budget.limit else min(2, layers) * segment.nbytes // layers
+            table = segment.tables[0]
             with suppress(CapacityError):  # its layers come in when they are read
-                table.tier.make_room(nbytes // table.layout.nbytes)
+                table.tier.make_room(_wanted_nbytes(segment, budget.limit) // table.layout.nbytes)
+
+
+def _wanted_nbytes(segment: Segment, limit: int) -> int:
+    """The room that a segment on disk is to find in main memory."""
+    layers = len(segment.tables)
+    return segment.nbytes if segment.nbytes <= limit else min(2, layers) * segment.nbytes // layers
 
 
 def unpin(views: Views) -> None:
@@ -76,6 +83,8 @@ def pin_snapshot(snapshot: Snapshot, tails: Sequence[BlockTable], loader: Loader
         reservation = Reservation(budget, beside)
         undo.callback(reservation.release)
         make_room(snapshot.views, budget)
-        pin(snapshot.views, loader)
+        absent = [view.segment for view in snapshot.views if not view.segment.whole]
+        nbytes = max((_wanted_nbytes(segment, budget.limit or 0) for segment in absent), default=0)
+        with_room(lambda: pin(snapshot.views, loader), budget.evict, nbytes)  # others may have taken what was made
         undo.pop_all()
     return reservation

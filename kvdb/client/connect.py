@@ -7,7 +7,7 @@ from pathlib import Path
 
 import kvdb.validate as validate
 from kvdb.client.client import Client
-from kvdb.config import Config, CpuConfig, Timeouts, Tls, checked
+from kvdb.config import Config, CpuConfig, Timeouts, Tls, checked, quiet_grpc
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument
 from query_optimizer.custom_rules import PlacedRule
@@ -50,7 +50,8 @@ def connect(
                 "a remote database has its own configuration, threads and rules; start the server with them: kvdb serve "
                 "--config FILE"
             )
-        from kvdb.client.remote import RemoteDatabase  # so that an embedded database needs no gRPC
+        quiet_grpc()
+        from kvdb.client.remote.database import RemoteDatabase  # so that an embedded database needs no gRPC
 
         return Client(RemoteDatabase(str(target), token, Timeouts.of(timeout), tls))
     if timeout is not None or tls is not None:

@@ -1,5 +1,6 @@
 """Settings: one frozen tree, with a table for each part of kvdb."""
 
+from kvdb.config.grpc_log import quiet_grpc
 from kvdb.config.log import LogConfig
 from kvdb.config.metrics import MetricsConfig
 from kvdb.config.query import ERROR_MAX, OWN_CACHE, CpuConfig, IndexConfig, OptimizerConfig, WindowConfig
@@ -29,6 +30,7 @@ __all__ = [
     "WindowConfig",
     "checked",
     "load",
+    "quiet_grpc",
     "secrets",
     "settings",
     "trace",

@@ -121,10 +121,8 @@ def too_late(target: str, text: str = "") -> errors.DeadlineExceeded:
 def _of_grpc(code: grpc.StatusCode, text: str, target: str) -> KvdbError:
     match code:
         case grpc.StatusCode.OK | grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
-            return errors.Unavailable(
-                f"the server at {target} does not answer ({text or 'it ended the call'}); expected a running kvdb serve there: "
-                "start it or correct the address, and connect again"
-            )
+            said = f"the server at {target} does not answer ({text or 'it ended the call'})"
+            return errors.Unavailable(f"{said}; {_what_to_do(text, target)}")
         case grpc.StatusCode.RESOURCE_EXHAUSTED if "larger than max" in text:
             return errors.MessageTooLarge(
                 f"a message is over the limit of the server at {target} ({text}); "
@@ -140,6 +138,23 @@ def _of_grpc(code: grpc.StatusCode, text: str, target: str) -> KvdbError:
             )
         case _:
             return errors.InternalError(f"the server at {target} failed with {code.name}: {text}")
+
+
+def _what_to_do(text: str, target: str) -> str:
+    """Words for who could not reach the server, by what gRPC says of it: the wrong scheme and a certificate that this client does
+    not trust look like a server that does not answer."""
+    scheme, _, address = target.partition("://")
+    trusting = f"kvdbs://{address} with tls=kvdb.Tls(ca=...), or KVDB_TLS_CA for the command line"
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return f"its certificate is signed by nobody whom this client trusts: connect to {trusting}, naming who signed it"
+    if "WRONG_VERSION_NUMBER" in text:
+        return (
+            f"it speaks no TLS: connect to kvdb://{address}, or start it with server.tls_cert and server.tls_key and connect to "
+            f"{trusting}"
+        )
+    if scheme == "kvdb" and "failed to connect" in text and "refused" not in text:
+        return f"if it speaks TLS, connect to {trusting}; if not, look whether kvdb serve runs well there"
+    return "expected a running kvdb serve there: start it or correct the address, and connect again"
 
 
 def _bounded(text: str) -> str:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from threading import BoundedSemaphore
 
 from kvdb.errors import KvdbError, NotFound
 from kvdb.server.http.host_names import HostNames
@@ -10,6 +11,9 @@ from kvdb.server.http.routes import Reply, Request, Route, Routes
 
 Allows = Callable[[str], bool]
 """Whether the value of an Authorization header, "" for none, lets its sender in."""
+
+AT_A_TIME_MAX = 16
+"""Answers that are computed at a time, beside those to probes, which always find a place."""
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +25,7 @@ class Pages:
         self._routes = routes
         self._allows = allows
         self._names = names
+        self._free = BoundedSemaphore(AT_A_TIME_MAX)
 
     def answer(self, target: str, headers: Mapping[str, str]) -> Reply:
         """The answer to a request for `target`, a path with or without a query; errors are answers too."""
@@ -37,7 +42,16 @@ class Pages:
             return Reply.text(said, HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": 'Bearer realm="kvdb"'})
         if route is None:
             return Reply.text("there is no such page", HTTPStatus.NOT_FOUND)
-        return _of(route, request)
+        return _of(route, request) if route.probe else self._in_turn(route, request)
+
+    def _in_turn(self, route: Route, request: Request) -> Reply:
+        if not self._free.acquire(blocking=False):
+            said = f"{AT_A_TIME_MAX} requests are being answered; ask again in a second"
+            return Reply.text(said, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "1"})
+        try:
+            return _of(route, request)
+        finally:
+            self._free.release()
 
 
 def _of(route: Route, request: Request) -> Reply:

@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler
 from socket import socket
 from socketserver import BaseServer
 
+from kvdb.server.http.places import Places
 from kvdb.server.http.routes import Reply
 from kvdb.version import __version__
 
@@ -30,20 +31,23 @@ class Connection(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = READ_SECONDS
 
-    def __init__(self, answer: Answer, request: socket, address: object, server: BaseServer) -> None:
+    def __init__(self, answer: Answer, places: Places, request: socket, address: object, server: BaseServer) -> None:
         self._answer = answer
+        self._places = places
         super().__init__(request, address, server)  # which answers
 
     def do_GET(self) -> None:  # the standard library calls it so
-        self._send(self._answer(self.path, dict(self.headers.items())))
+        self._reply()
 
     def do_HEAD(self) -> None:
-        self._send(self._answer(self.path, dict(self.headers.items())))
+        self._reply()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         _log.debug(format, *args)
 
-    def _send(self, reply: Reply) -> None:
+    def _reply(self) -> None:
+        with self._places.answering(self.request):
+            reply = self._answer(self.path, dict(self.headers.items()))
         self.send_response(reply.status)
         fixed = {"Content-Type": reply.kind, "Content-Length": str(len(reply.body))}
         for name, value in {**HEADERS, **fixed, **reply.headers}.items():

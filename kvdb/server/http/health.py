@@ -16,4 +16,4 @@ def health_routes(ready: Callable[[], bool]) -> Sequence[Route]:
     def may_come(_request: Request) -> Reply:
         return Reply.text("ok") if ready() else Reply.text("draining", HTTPStatus.SERVICE_UNAVAILABLE)
 
-    return Route("/healthz", live, public=True), Route("/readyz", may_come, public=True)
+    return Route("/healthz", live, public=True, probe=True), Route("/readyz", may_come, public=True, probe=True)

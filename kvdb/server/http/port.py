@@ -1,41 +1,37 @@
 """The HTTP port: who may ask, how many at a time and for how long."""
 
 import socket
-from contextlib import suppress
 from functools import partial
 from http.server import ThreadingHTTPServer
 from ssl import SSLContext
-from threading import BoundedSemaphore, Lock, Thread
+from threading import Thread
 from time import monotonic
 from typing import Any
 
 from kvdb.errors import ConfigError
 from kvdb.server.http.answering import Pages
 from kvdb.server.http.connection import Connection
+from kvdb.server.http.places import Places, shut
 
-CONNECTIONS_MAX = 16
-"""Connections at a time, each of which has a thread. One more is closed at once."""
-CONNECTION_SECONDS = 30.0
-"""How long one connection may last, however slowly its client reads or writes."""
 LOOK_SECONDS = 0.2
+QUEUE_MAX = 1024
+"""Connections that the kernel keeps until they are accepted. Where they are more, it lets a client try again a second later."""
 
 
 class Listener(ThreadingHTTPServer):
     """The standard library's server with bounds."""
 
     daemon_threads = True
-    block_on_close = False  # they are closed by `end_connections`
+    block_on_close = False  # they are closed by `end_late`
     allow_reuse_address = True
-    request_queue_size = 4 * CONNECTIONS_MAX
+    request_queue_size = QUEUE_MAX
 
     def __init__(self, host: str, port: int, pages: Pages, tls: SSLContext | None) -> None:
         self._tls = tls
-        self._free = BoundedSemaphore(CONNECTIONS_MAX)
-        self._open: dict[socket.socket, float] = {}  # with the time when each has to have ended
-        self._lock = Lock()
+        self.places = Places()
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
-        super().__init__((str(address[0]), int(address[1])), partial(Connection, pages.answer))
+        super().__init__((str(address[0]), int(address[1])), partial(Connection, pages.answer, self.places))
 
     def server_bind(self) -> None:
         """Bind without a look-up of the machine's name, which may take seconds."""
@@ -52,34 +48,23 @@ class Listener(ThreadingHTTPServer):
         return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
+        if self.places.take(request, str(client_address[0])):
+            super().process_request(request, client_address)
+        else:
             self.shutdown_request(request)
-            return
-        with self._lock:
-            self._open[request] = monotonic() + CONNECTION_SECONDS
-        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            with self._lock:
-                del self._open[request]
-            self._free.release()
+            self.places.leave(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away or was too slow is nothing to tell: whatever goes wrong in an answer is told there."""
 
     def service_actions(self) -> None:
         """Called between two requests, and regularly."""
-        self.end_connections(monotonic())
-
-    def end_connections(self, now: float) -> None:
-        """End those that should have ended before `now`; their threads end with them."""
-        with self._lock:
-            for connection, until in self._open.items():
-                if until < now:
-                    _shut(connection)
+        self.places.end_late(monotonic())
 
 
 class HttpPort:
@@ -103,13 +88,8 @@ class HttpPort:
     def stop(self) -> None:
         """Take no more connections, and end those that are open."""
         if self._thread.ident is not None:
-            _shut(self._listener.socket)  # or its thread looks a moment later whether it is to end
+            shut(self._listener.socket)  # or its thread looks a moment later whether it is to end
             self._listener.shutdown()
             self._thread.join()
         self._listener.server_close()
-        self._listener.end_connections(float("inf"))
-
-
-def _shut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it has ended meanwhile
-        connection.shutdown(socket.SHUT_RDWR)
+        self._listener.places.end_late(float("inf"))

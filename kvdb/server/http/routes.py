@@ -52,11 +52,12 @@ Handler = Callable[[Request], Reply]
 @dataclass(frozen=True)
 class Route:
     """Which function answers a path. path: one that ends in / stands for all that begin with it. public: whether it is answered
-    without the token of the server."""
+    without the token of the server. probe: whether it is answered however many others are being answered."""
 
     path: str
     handler: Handler
     public: bool = False
+    probe: bool = False
 
 
 class Routes:

@@ -2,14 +2,17 @@
 why."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import kvdb
+from kvdb.catalog import residency
 from kvdb.errors import CapacityError, NotFound
 from tests.stores import SPEC, config, connect, holds, kv_of, names, put
+from tests.waiting import until
 
 BLOCK = 2 * 16 * 64 * 4
 """Bytes of a block of one layer."""
@@ -64,7 +67,7 @@ def test_what_a_session_reads_stays(db):
             put(db, tokens(number), str(number))
         assert names(db) == ["0", "5", "6", "7"]
     sessions = [db.create_session(SPEC, tokens(number)) for number in (0, 5, 6, 7)]
-    with pytest.raises(CapacityError, match="'0', '5', '6', '7' are in use by sessions"):
+    with pytest.raises(CapacityError, match="'0', '5', '6', '7' are in use by sessions; try again"):
         put(db, tokens(8), "8")
     for session in sessions:
         session.close()
@@ -89,6 +92,41 @@ def test_a_shared_beginning_outlives_what_hangs_behind_it(db):
         put(db, np.r_[shared, 60 - number, np.arange(63) % 50], f"behind {number}")
         assert holds(db, shared)
     assert "shared" in names(db)
+
+
+@pytest.mark.parametrize("db", ["disk"], indirect=True)
+def test_two_sessions_share_the_room_of_the_only_context_that_may_go(db):
+    """The second finds nothing to go that is not on its way already, and is not refused for that."""
+    for number in range(4):
+        put(db, tokens(number), str(number))
+    db.pin("0", "1", "2")
+    going = db._transport._catalog.get("3").views[0].segment
+    held = going.references
+    keys, values = kv_of(tokens(9)[:64])[0]
+    with db.create_session(SPEC, []) as one, db.create_session(SPEC, []) as other, ThreadPoolExecutor(2) as threads:
+        with going._write_lock:  # writing takes its time
+            first = threads.submit(one.update, 0, keys, values)
+            until(lambda: going.references > held)
+            second = threads.submit(other.update, 0, keys, values)
+            wait([second], timeout=0.1)
+        first.result()
+        second.result()
+        assert not db.get("3").info.resident
+
+
+@pytest.mark.parametrize("db", ["disk"], indirect=True)
+def test_a_session_whose_room_another_took_is_given_room_again(db, monkeypatch):
+    for number in range(5):
+        put(db, tokens(number), str(number))
+    assert not db.get("0").info.resident
+    made = residency.make_room
+
+    def made_and_taken(views, budget):
+        made(views, budget)
+        put(db, tokens(5), "5")
+
+    monkeypatch.setattr(residency, "make_room", made_and_taken)
+    assert holds(db, tokens(0))
 
 
 @pytest.mark.parametrize("db", ["disk"], indirect=True)

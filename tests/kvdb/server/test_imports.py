@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvdb import errors
-from kvdb.client.remote import RemoteDatabase
+from kvdb.client.remote.database import RemoteDatabase
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.status import ERROR_KEY

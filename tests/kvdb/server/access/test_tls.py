@@ -2,6 +2,8 @@
 
 import socket
 import ssl
+import subprocess
+import sys
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -51,6 +53,32 @@ def test_a_server_of_another_ca_and_a_client_without_tls_are_refused(served, fil
         kvdb.connect(target, tls=Tls(ca=files["other_ca"]), timeout=3.0)
     with pytest.raises(errors.Unavailable):
         kvdb.connect(target.replace("kvdbs", "kvdb"), timeout=3.0)
+
+
+def test_who_takes_the_wrong_scheme_or_trusts_nobody_is_told_what_to_do(serve, served, files):
+    plain, safe = serve().target, served()
+    told = {
+        safe: r"signed by nobody .* connect to kvdbs://127.* with tls=kvdb.Tls\(ca=...\)",
+        safe.replace("kvdbs", "kvdb"): r"if it speaks TLS, connect to kvdbs://127.* with tls=kvdb.Tls\(ca=...\)",
+        plain.replace("kvdb", "kvdbs"): r"it speaks no TLS: connect to kvdb://127.* kvdbs://127.* with tls=kvdb.Tls\(ca=...\)",
+    }
+    for target, said in told.items():
+        with pytest.raises(errors.Unavailable, match=said):
+            kvdb.connect(target)
+
+
+def test_a_failed_handshake_is_one_line_for_the_client_and_none_for_the_server(process, files, monkeypatch):
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    monkeypatch.delenv("KVDB_TLS_CA", raising=False)
+    with process("--server.tls-cert", files["server"], "--server.tls-key", files["server_key"]) as (server, line):
+        command = [sys.executable, "-m", "kvdb", "ls", "--server", line.rpartition(" ")[2]]
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        assert said.startswith("kvdb: the server at kvdbs://")
+        assert said.count("\n") == 1
+        with pytest.raises(errors.Unavailable):
+            kvdb.connect(line.rpartition(" ")[2].replace("kvdbs", "kvdb"))
+        server.terminate()
+        assert "ssl_transport_security" not in server.communicate()[1]
 
 
 def test_clients_without_a_certificate_of_the_ca_come_no_further_than_the_handshake(served, files):

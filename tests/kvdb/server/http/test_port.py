@@ -2,22 +2,27 @@
 
 import socket
 import threading
+from contextlib import ExitStack
 from http import HTTPStatus
 from http.client import HTTPConnection
+from time import monotonic
 from urllib.parse import urlsplit
 
 import pytest
 
-import kvdb.server.http.port as http_port
 from kvdb.config import Config, MetricsConfig, ServerConfig
 from kvdb.errors import ConfigError, NotFound
+from kvdb.server.http import answering, places
 from kvdb.server.http.answering import Pages
 from kvdb.server.http.opening import open_http
+from kvdb.server.http.port import HttpPort
 from kvdb.server.http.routes import Reply, Route, Routes
 from kvdb.server.tenancy.credentials import Credentials
 from tests.waiting import until
 
 SECONDS_MAX = 5.0
+PROBE_SECONDS_MAX = 1.0
+LARGE = bytes(8 << 20)  # more than a connection's buffers take
 
 
 def refuse(_request):
@@ -34,6 +39,7 @@ ROUTES = [
     Route("/files/own", lambda _request: Reply.text("its own")),
     Route("/missing", refuse),
     Route("/bug", fail),
+    Route("/large", lambda _request: Reply(LARGE)),
 ]
 
 
@@ -41,9 +47,9 @@ ROUTES = [
 def open_port():
     opened = []
 
-    def start(token="", ready=lambda: True):
+    def start(token="", ready=lambda: True, routes=ROUTES):
         config = Config(server=ServerConfig(token=token), metrics=MetricsConfig(port=0))
-        opened.append(open_http(config, ready, ROUTES, Credentials(config.server)))
+        opened.append(open_http(config, ready, routes, Credentials(config.server)))
         opened[-1].start()
         return opened[-1]
 
@@ -158,29 +164,65 @@ def test_a_port_that_is_taken_is_an_error():
             open_http(config, lambda: True, [], Credentials(ServerConfig()))
 
 
-def test_who_connects_and_says_nothing_takes_only_its_share(open_port):
-    """Connections above the bound are closed at once; when the others end, there is room again."""
-    port = open_port()
+def connect(port, source="127.0.0.1"):
     address = urlsplit(port.url)
-    silent = [socket.create_connection((address.hostname, address.port)) for _ in range(http_port.CONNECTIONS_MAX)]
-    with socket.create_connection((address.hostname, address.port)) as late:
-        late.settimeout(SECONDS_MAX)
-        assert late.recv(1) == b""
-    for one in silent:
-        one.close()
-
-    def answers():
-        try:
-            return ask(port, "/healthz")[0] == HTTPStatus.OK
-        except OSError:
-            return False
-
-    until(answers)
+    return socket.create_connection((address.hostname, address.port), SECONDS_MAX, source_address=(source, 0))
 
 
-def test_a_connection_that_trickles_is_ended(monkeypatch):
-    monkeypatch.setattr(http_port, "CONNECTION_SECONDS", 0.0)
-    port = http_port.HttpPort("127.0.0.1", 0, Pages(Routes(ROUTES), lambda _given: True))
+HALF, HALF_REST = b"GET /healthz HT", b"TP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", HALF])
+def test_no_probe_waits_for_the_connections_that_its_own_address_holds(open_port, sent):
+    port = open_port()
+    with ExitStack() as held:
+        for _ in range(3):
+            for _ in range(100):
+                held.enter_context(connect(port)).sendall(sent)
+            asked = monotonic()
+            assert ask(port, "/healthz")[0] == HTTPStatus.OK
+            assert monotonic() - asked < PROBE_SECONDS_MAX
+
+
+def test_no_probe_waits_for_answers_that_nobody_takes(open_port, monkeypatch):
+    monkeypatch.setattr(places, "CONNECTIONS_MAX", 4)
+    port = open_port()
+    with ExitStack() as held:
+        for _ in range(2 * places.CONNECTIONS_MAX):
+            held.enter_context(connect(port)).sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert ask(port, "/healthz")[0] == HTTPStatus.OK
+
+
+def test_who_holds_most_connections_gives_way_and_nobody_else(open_port):
+    port = open_port()
+    with ExitStack() as held:
+        slow = held.enter_context(connect(port, "127.0.0.2"))
+        slow.sendall(HALF)
+        for _ in range(2 * places.CONNECTIONS_MAX):
+            held.enter_context(connect(port))
+        assert ask(port, "/page")[0] == HTTPStatus.OK
+        slow.sendall(HALF_REST)
+        assert slow.recv(15) == b"HTTP/1.0 200 OK"
+
+
+def test_probes_are_answered_while_as_many_pages_are_computed_as_may_be(open_port, monkeypatch):
+    monkeypatch.setattr(answering, "AT_A_TIME_MAX", 1)
+    go = threading.Event()
+    port = open_port(routes=[Route("/slow", lambda _request: Reply.text(str(go.wait(SECONDS_MAX))))])
+    with connect(port) as one:
+        one.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(lambda: ask(port, "/slow", "HEAD")[0] == HTTPStatus.SERVICE_UNAVAILABLE)
+        status, _, headers = ask(port, "/slow")
+        assert (status, headers["Retry-After"]) == (503, "1")
+        assert ask(port, "/readyz")[0] == HTTPStatus.OK
+        go.set()
+        assert one.recv(15) == b"HTTP/1.0 200 OK"
+    assert ask(port, "/slow")[0] == HTTPStatus.OK
+
+
+def test_a_request_that_trickles_is_ended(monkeypatch):
+    monkeypatch.setattr(places, "HEAD_SECONDS", 0.0)
+    port = HttpPort("127.0.0.1", 0, Pages(Routes(ROUTES), lambda _given: True))
     port.start()
     address = urlsplit(port.url)
     with socket.create_connection((address.hostname, address.port)) as slow:
