@@ -108,6 +108,8 @@ def test_dropout_in_training(db):
         ({"output_attentions": True}, "output_attentions=True"),
         ({"output_hidden_states": True}, "output_hidden_states=True"),
         ({"token_healing": True}, "token_healing=True"),
+        ({"max_tokens": 4}, r"max_tokens=.* did you mean max_new_tokens=\?"),
+        ({"retreival": kvdb.Exact()}, r"retreival=.* did you mean retrieval=\?"),
     ],
 )
 def test_options(attached, names, options, named):
