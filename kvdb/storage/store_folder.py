@@ -103,6 +103,11 @@ def _lock(path: Path) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            if holder == str(os.getpid()):
+                raise Unavailable(
+                    f"the store {path} is open already, in this very process; use that database, from any thread, or close it "
+                    "first, with db.close() or at the end of `with kvdb.connect(...) as db`"
+                ) from None
             raise Unavailable(f"the store {path} is open already, in process {holder}; close it there first") from None
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
