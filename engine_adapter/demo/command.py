@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from engine_adapter.demo.server import ServerProcess
@@ -11,6 +12,8 @@ from kvdb.errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+SLOW_LIBRARIES = ("torch", "transformers")
 
 
 def add(commands: "Subparsers") -> None:
@@ -47,6 +50,7 @@ def _run(given: argparse.Namespace) -> int:
     if given.questions < 1:
         raise InvalidArgument(f"--questions is {given.questions}; expected at least 1")
     retrieval = retrieval_of(given)
+    _check_libraries()
     with ServerProcess() as server:
         print("starting a server, and loading torch, transformers and the model ...", flush=True)
         with _what_it_needs():
@@ -60,10 +64,21 @@ def _run_rag(given: argparse.Namespace) -> int:
     return show(given.documents, given.together, given.questions, given.checked, given.recompute, given.seed)
 
 
+def _check_libraries() -> None:
+    """Raises Unsupported where a library is missing that takes long to load, before anything says that it is loaded."""
+    for name in SLOW_LIBRARIES:
+        if find_spec(name) is None:
+            raise _missing(name)
+
+
 @contextmanager
 def _what_it_needs() -> Iterator[None]:
     """Turns an import error of a library that is not installed into Unsupported."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise Unsupported(f"the demo needs {error.name}, which is not installed; pip install 'kvdb[demo]'") from None
+        raise _missing(error.name) from None
+
+
+def _missing(library: str | None) -> Unsupported:
+    return Unsupported(f"the demo needs {library}, which is not installed; pip install 'kvdb[demo]'")

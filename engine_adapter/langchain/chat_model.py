@@ -1,6 +1,6 @@
 """`KvdbChatModel`: a RAG engine as a chat model of LangChain, which takes a retriever's documents beside the messages.
 
-model = KvdbChatModel(engine=RagEngine(..., chat=True))
+model = KvdbChatModel(engine=RagEngine(...))
 model.invoke("Who signed it?", docs=retriever.invoke("Who signed it?"))
 answer_from(retriever, model).invoke("Who signed it?")
 """
@@ -25,7 +25,7 @@ DOCUMENTS = "documents"
 
 
 class KvdbChatModel(BaseChatModel):  # type: ignore[misc]  # without langchain-core its base is not known
-    """engine: made with chat=; it stays the caller's to close. options: of every answer, as `RagEngine.chat` takes them.
+    """engine: whose prompts are chats; it stays the caller's to close. options: of every answer, as `RagEngine.chat` takes them.
 
     Documents are given to a call as docs=, by ids or as LangChain's documents, or as "documents" in the additional_kwargs of
     messages. One with a text is stored under its id, and only what is new of it is computed.

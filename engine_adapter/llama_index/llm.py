@@ -20,7 +20,7 @@ from engine_adapter.rag.engine import RagEngine
 
 
 class KvdbLLM(CustomLLM):  # type: ignore[misc]  # without llama-index-core its base is not known
-    """engine: made with chat=; it stays the caller's to close. options: of every answer, as `RagEngine.chat` takes them.
+    """engine: whose prompts are chats; it stays the caller's to close. options: of every answer, as `RagEngine.chat` takes them.
 
     docs=, of a call, are the documents to answer from. See `KvdbSynthesizer` for a retriever's nodes.
     """

@@ -1,6 +1,6 @@
 """`KvdbSynthesizer`: answers of LlamaIndex's query engines from nodes whose KV is stored.
 
-llm = KvdbLLM(engine=RagEngine(..., chat=True))
+llm = KvdbLLM(engine=RagEngine(...))
 RetrieverQueryEngine(retriever, response_synthesizer=KvdbSynthesizer(llm)).query("Who signed it?")
 """
 

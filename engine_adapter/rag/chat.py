@@ -42,7 +42,7 @@ class ChatFormat:
         if isinstance(given, bool):
             return cls() if given else None
         if not isinstance(given, cls):
-            raise InvalidArgument(f"chat is {given!r}; expected True, False or a ChatFormat")
+            raise InvalidArgument(f"chat is {given!r}; expected True, False, a ChatFormat, or None for what the tokenizer has")
         if given.turn not in {None, "system", "user"}:
             raise InvalidArgument(f"turn is {given.turn!r}; expected 'system', 'user', or None for what the template allows")
         return given
@@ -60,7 +60,7 @@ class ChatTemplate:
         """Raises InvalidArgument for a tokenizer without a template, or with one that has no place for documents."""
         if not getattr(encoder.tokenizer, "chat_template", None):
             raise InvalidArgument(
-                "the tokenizer has no chat template; set tokenizer.chat_template, or make the engine without chat="
+                "the tokenizer has no chat template; set tokenizer.chat_template, or make the engine without chat=True"
             )
         self._encoder = encoder
         self._form = form
@@ -75,7 +75,8 @@ class ChatTemplate:
                 return
         places = " or ".join(turns)
         raise InvalidArgument(
-            f"the chat template has no place for documents in the turn of {places} that is the same for every chat"
+            f"the chat template has no place for documents in the turn of {places} that is the same for every chat; "
+            "make the engine with another ChatFormat, or with chat=False for plain prompts"
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,7 +20,7 @@ from engine_adapter.rag.chunks import CHUNK_TOKENS
 from engine_adapter.rag.document import DocumentInfo
 from engine_adapter.rag.documents import Documents, check_id
 from engine_adapter.rag.messages import Messages
-from engine_adapter.rag.prompts import QUESTION, Prompts, Text
+from engine_adapter.rag.prompts import QUESTION, Prompts, Text, chat_format
 from engine_adapter.rag.retrieved import Doc, Retrieved, retrieved
 from engine_adapter.rag.stream import AnswerStream
 from kvdb.blend.strategies import Recompute
@@ -47,38 +48,43 @@ class RagEngine:
         self,
         model: PreTrainedModel,
         tokenizer: Tokenizer,
-        db: kvdb.Client,
+        db: kvdb.Client | str | Path,
         *,
         instruction: Text = "",
         template: str = QUESTION,
-        chat: bool | ChatFormat = False,
+        chat: bool | ChatFormat | None = None,
         chunk_tokens: int = CHUNK_TOKENS,
         memory_bytes: int | None = None,
         offload: bool = False,
         namespace: str = "rag",
     ) -> None:
-        """instruction: the text with which every prompt begins, behind the tokens that the tokenizer puts before a text; in a
-        chat the beginning of the system message. template: the text behind the documents, with {question} in it. chat: whether
-        prompts are chats in the tokenizer's own template; a `ChatFormat` says how documents stand in them. chunk_tokens: the most
-        tokens of a chunk. memory_bytes: the most bytes of all documents, None for no limit of its own; see `Documents`. offload:
-        whether documents without room go to disk instead of being dropped; see `kvdb.Client.offload`. namespace: the beginning of
-        the names of its contexts in the database.
+        """db: a database, which stays the caller's to close, or what `kvdb.connect` takes, such as the folder of a store, and
+        which is closed with the engine. instruction: the text with which every prompt begins, behind the tokens that the
+        tokenizer puts before a text; in a chat the beginning of the system message. template: the text behind the documents, with
+        {question} in it. chat: whether prompts are chats in the tokenizer's own template, in which a question is the message of a
+        user; a `ChatFormat` says how documents stand in them. None for chats where the tokenizer has a template and the prompt no
+        form of the caller's own, by template=, token ids, or control tokens in the instruction. chunk_tokens: the most tokens of
+        a chunk. memory_bytes: the most bytes of all documents, None for no limit of its own; see `Documents`. offload: whether
+        documents without room go to disk instead of being dropped; see `kvdb.Client.offload`. namespace: the beginning of the
+        names of its contexts in the database.
 
-        Raises InvalidArgument, and Unsupported for a model that kvdb cannot serve.
+        Raises InvalidArgument, Unsupported for a model that kvdb cannot serve, and what `kvdb.connect` raises.
         """
         if not namespace or "/" in namespace:
             raise InvalidArgument(f"namespace is {namespace!r}; expected a name without '/'")
-        check_client(db)
-        self._prompts = Prompts(tokenizer, vocabulary_of(model), instruction, template, ChatFormat.of(chat))
+        form = chat_format(chat, tokenizer, instruction, template)
+        self._prompts = Prompts(tokenizer, vocabulary_of(model), instruction, template, form)
         with ExitStack() as undo:
-            self._attached = AttachedModel(model, db, namespace)
+            client = undo.enter_context(kvdb.connect(db)) if isinstance(db, str | Path) else db
+            check_client(client)
+            self._attached = AttachedModel(model, client, namespace)
             undo.callback(self._attached.close)
-            self._documents = Documents(db, self._attached.spec, namespace, memory_bytes, offload=offload)
+            self._documents = Documents(client, self._attached.spec, namespace, memory_bytes, offload=offload)
             self._adding = Adding(self._attached, self._prompts, self._documents, chunk_tokens)
             self._answering = Answering(self._attached, self._prompts, self._documents, self._adding)
             with self._attached.turn():
                 self._attached.store_beginning(self._prompts.instruction)
-            undo.pop_all()
+            self._resources = undo.pop_all()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -184,7 +190,7 @@ class RagEngine:
 
         messages: {"role": ..., "content": ...} each, as the tokenizer's template takes them. A system message that comes first
         is added to the instruction, behind the documents. Other arguments and errors as in `answer`; raises InvalidArgument for
-        messages that the template does not take, and for an engine that was made without chat=.
+        messages that the template does not take, and for an engine whose prompts are plain.
         """
         asked = self._chat(messages)
         return self._answering.answer(asked, retrieved(docs), recompute, stream, None, max_new_tokens=max_new_tokens, **options)
@@ -253,8 +259,9 @@ class RagEngine:
         return self._documents.infos()
 
     def close(self) -> None:
-        """Wait for calls under way, and restore the model. Documents stay in the database. Closing twice does nothing."""
-        self._attached.close()
+        """Wait for calls under way, restore the model, and close the database if the engine opened it. Documents stay in it.
+        Closing twice does nothing."""
+        self._resources.close()
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine_adapter.rag.answers import Tokenizer
 from engine_adapter.rag.chat import ChatFormat, ChatTemplate
-from engine_adapter.rag.control import Encoder
+from engine_adapter.rag.control import Encoder, control_tokens
 from engine_adapter.rag.messages import Message, messages_of
 from kvdb.errors import InvalidArgument
 
@@ -81,7 +81,7 @@ class Prompts:
         """What stands around the documents of a chat. Raises InvalidArgument for what are no messages, and where there is no
         chat."""
         if self._chat is None:
-            raise InvalidArgument("the engine answers plain questions; make it with chat=True for messages")
+            raise InvalidArgument("the engine answers plain questions; leave chat= out, or make it with chat=True, for messages")
         texts = self._chat.around(messages_of(messages), documents=documents)
         before, behind = map(self._encoder.encode, texts)
         return Around(before, behind)
@@ -101,6 +101,14 @@ class Prompts:
             raise InvalidArgument(f"{what} has token ids {ids.min()} to {ids.max()}; expected 0 to {self._vocabulary - 1}")
         known: list[int] = ids.tolist()
         return known
+
+
+def chat_format(chat: bool | ChatFormat | None, tokenizer: Tokenizer, instruction: Text, template: str) -> ChatFormat | None:
+    """How documents stand in a chat, None for plain prompts; see `RagEngine`. Raises InvalidArgument for what says neither."""
+    if chat is not None:
+        return ChatFormat.of(chat)
+    own = template != QUESTION or not isinstance(instruction, str) or any(map(instruction.count, control_tokens(tokenizer)))
+    return ChatFormat() if getattr(tokenizer, "chat_template", None) and not own else None
 
 
 def digest(ids: Sequence[int]) -> str:

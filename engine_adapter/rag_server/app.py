@@ -147,8 +147,10 @@ class Endpoint:
         return {"id": self._settings.model, "object": "model", "created": self._started, "owned_by": "kvdb"}
 
     def _check_model(self, name: str) -> None:
-        if name != self._settings.model:
-            said = f"there is no model {name!r}; this server has {self._settings.model!r}"
+        names = dict.fromkeys(known for known in (self._settings.model, self._settings.alias) if known)
+        if name not in names:
+            known = " or ".join(map(repr, names))
+            said = f"there is no model {name!r}; this server has {known}, and kvdb rag serve --name gives it another name"
             raise Refused(Failure(404, said, "invalid_request_error", "model_not_found", "model"))
 
     async def _body(self, request: Request, form: type[G]) -> G:

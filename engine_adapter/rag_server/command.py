@@ -37,7 +37,7 @@ def _add_serve(commands: "Subparsers") -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=int, default=PORT, help="port to listen on, 0 for a free one (default %(default)s)")
     parser.add_argument("--token-file", metavar="FILE", help=f"holds the token that clients send (default: {TOKEN}, or none)")
-    parser.add_argument("--name", type=text, help="of the model, as clients ask for it (default: that of its folder)")
+    parser.add_argument("--name", type=text, help="of the model, as clients ask for it beside that of its folder")
     parser.add_argument("--instruction", default="", type=text, help="the beginning of every system message")
     parser.add_argument("--namespace", default="rag", type=text, help="of the documents in the database (default %(default)s)")
     parser.add_argument("--memory-bytes", type=int, help="the most bytes of all documents (default: the database's limits)")
@@ -67,8 +67,8 @@ def _run(given: argparse.Namespace) -> int:
     folder = Path(given.model)
     if not (folder / "config.json").is_file():
         raise ConfigError(f"no model is in {given.model}; expected a folder with config.json, weights and tokenizer")
-    name = given.name or folder.resolve().name
-    settings = Settings(name, _token(given.token_file), given.max_tokens, given.waiting_max)
+    alias = folder.absolute().name
+    settings = Settings(given.name or alias, alias, _token(given.token_file), given.max_tokens, given.waiting_max)
     remote = "://" in given.target
     target_token = (configuration.load().server.token if given.target_token is None else given.target_token) if remote else ""
     with listen(given.host, given.port, settings.token) as listening, kvdb.connect(given.target, token=target_token) as db:

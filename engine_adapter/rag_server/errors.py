@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from engine_adapter.rag_server.requests import ASKS_FOR_NOTHING
 from kvdb.errors import (
     AlreadyExists,
     CapacityError,
@@ -91,5 +92,15 @@ def invalid(error: ValidationError) -> Refused:
     """A body that is not what is expected, by the first thing that is wrong with it."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     param = ".".join(map(str, first["loc"])) or None
+    if first["type"] == "extra_forbidden":
+        return _not_served(param, "leave it out")
+    for name, value in ASKS_FOR_NOTHING.items():
+        if param is not None and (param == name or param.startswith(f"{name}.")):
+            return _not_served(name, f"leave it out, or send {value}")
     said = f"{param}: {first['msg']}" if param else str(first["msg"])
     return Refused(Failure(400, said, "invalid_request_error", "invalid_value", param))
+
+
+def _not_served(param: str | None, instead: str) -> Refused:
+    said = f"{param} is not served by kvdb; {instead}"
+    return Refused(Failure(400, said, "invalid_request_error", "unsupported", param))

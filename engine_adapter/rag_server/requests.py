@@ -1,5 +1,6 @@
 """What clients send, checked: chat completions as OpenAI has them, with documents, and documents by themselves."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -10,6 +11,7 @@ STOPS_MAX = 4
 
 Filled = Annotated[str, Field(min_length=1)]
 Zero = Annotated[float, Field(ge=0, le=0)]
+Nothing = Annotated[list[Any], Field(max_length=0)]
 
 
 class Given(BaseModel):
@@ -38,9 +40,27 @@ class TextFormat(Given):
     type: Literal["text"]
 
 
+ASKS_FOR_NOTHING = {
+    "n": "1",
+    "logprobs": "false",
+    "top_logprobs": "0",
+    "logit_bias": "{}",
+    "frequency_penalty": "0",
+    "presence_penalty": "0",
+    "response_format": '{"type": "text"}',
+    "modalities": '["text"]',
+    "tools": "[]",
+    "tool_choice": '"none"',
+    "functions": "[]",
+    "function_call": '"none"',
+    "stream_options.include_obfuscation": "false",
+}
+"""The values that fields may have that kvdb does not serve, as JSON."""
+
+
 class ChatRequest(Given):
-    """A request for a chat completion. documents, recompute: beside what OpenAI has. What stands behind `user` changes nothing;
-    it is taken with the values that ask for nothing."""
+    """A request for a chat completion. documents, recompute: beside what OpenAI has. What stands behind `user` changes no answer,
+    and what stands behind `n` is taken with the values that ask for nothing. A field that is null is one that is left out."""
 
     model: Filled
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
@@ -56,12 +76,31 @@ class ChatRequest(Given):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    parallel_tool_calls: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     n: Literal[1] | None = None
     logprobs: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
     response_format: TextFormat | None = None
-    store: Literal[False] | None = None
+    modalities: list[Literal["text"]] | None = None
+    tools: Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    functions: Nothing | None = None
+    function_call: Literal["none", "auto"] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, Mapping) else given
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:

@@ -11,6 +11,7 @@ from engine_adapter.transformers.attention import Attached, register
 from engine_adapter.transformers.engine import TransformersEngine
 from engine_adapter.transformers.spec import spec_of
 from engine_adapter.transformers.support import text_config
+from engine_adapter.transformers.trial import check_attention
 from kvdb.errors import InvalidArgument
 
 PIECE_TOKENS = 1024
@@ -21,8 +22,9 @@ def attach(model: PreTrainedModel, db: kvdb.Client, *, piece_tokens: int = PIECE
     """Let the model's KV cache live in the database for the time of the `with`; afterwards the model is as it was before.
 
     Calls of the model itself go on as before; `engine.generate` is the one that uses the database. piece_tokens: how many prompt
-    tokens go through the model at once. The weights are fingerprinted here, so change them before or after. Raises Unsupported
-    for a model that kvdb cannot serve, and InvalidArgument for one that is attached already.
+    tokens go through the model at once. The weights are fingerprinted here, so change them before or after, and two tokens go
+    through the decoder, to see what its layers ask for. Raises Unsupported for a model that kvdb cannot serve, naming the layer
+    or the feature, and InvalidArgument for one that is attached already.
     """
     if piece_tokens < 1:
         raise InvalidArgument(f"piece_tokens is {piece_tokens}; expected at least 1, such as {PIECE_TOKENS}")
@@ -38,6 +40,7 @@ def attach(model: PreTrainedModel, db: kvdb.Client, *, piece_tokens: int = PIECE
     name.models.add(id(model))
     config._attn_implementation_internal = name  # only this config; the public setter also changes the configs inside of it
     try:
+        check_attention(model, spec)
         yield engine
     finally:
         name.models.discard(id(model))

@@ -144,9 +144,17 @@ class SessionLayer(CacheLayerMixin):
         return outs[0].unsqueeze(0) if len(outs) == 1 else torch.stack(outs)
 
     def _check(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> None:
-        spec = self.batch.spec
         if q.shape[0] != len(self.batch.rows):
             raise ShapeError(f"layer {self.number} asks for {q.shape[0]} rows; expected {len(self.batch.rows)}, one a session")
+        self._check_asked(k, v, scaling)
+
+    def _check_asked(self, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> None:
+        """Raises Unsupported for attention that kvdb does not compute."""
+        spec = self.batch.spec
+        if self.batch.waiting != self.number:
+            raise Unsupported(
+                f"layer {self.number} asks for attention more than once over the same keys; kvdb works with layers that ask once"
+            )
         if v.shape[-1] != k.shape[-1]:
             raise Unsupported(
                 f"layer {self.number} has keys of {k.shape[-1]} and values of {v.shape[-1]} dimensions; expected the same"

@@ -12,6 +12,8 @@ from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.types import HEAD_DIM_MAX
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+SAME_IN_EVERY_LAYER = frozenset({"head_dim", "hidden_size", "num_attention_heads", "num_key_value_heads"})
+"""Fields of a config that give the shape of a layer's queries, keys and values."""
 SERVED = "kvdb serves decoders with causal attention, full or of a sliding window, such as Llama, Mistral, Qwen3 and Gemma 3"
 
 
@@ -60,10 +62,14 @@ def check_model(model: PreTrainedModel) -> None:
     if not model.can_generate():
         raise Unsupported(f"{_name(model)} cannot generate; load the model with its head, as AutoModelForCausalLM does")
     config = text_config(model)
+    _check_alike(model, config)
     _check_config(model, config)
     _check_layers(model, config)
     if not model._supports_attention_backend or not model._can_set_attn_implementation():
         raise Unsupported(f"{_name(model)} does not call its attention through transformers' AttentionInterface; {SERVED}")
+    if not attention_modules(model):
+        decoder = type(model.get_decoder()).__name__
+        raise Unsupported(f"{_name(model)} has no attention layers in what it calls its decoder, a {decoder}; {SERVED}")
 
 
 def windows_of(model: PreTrainedModel) -> tuple[int | None, ...]:
@@ -124,6 +130,19 @@ def check_dropout(model: PreTrainedModel) -> None:
         dropped.append("attention")
     if dropped:
         raise Unsupported(f"{_name(model)} is in training mode with dropout ({dropped[0]}); call model.eval() first")
+
+
+def _check_alike(model: PreTrainedModel, config: Any) -> None:
+    """Raises Unsupported where the layers have heads of several shapes. Such a config has no value of what differs."""
+    differing = set(getattr(config, "per_layer_attributes", None) or ()) & SAME_IN_EVERY_LAYER
+    layers = list(config.per_layer_config) if differing else []
+    for name in sorted(differing):
+        first, *values = (getattr(layer, name) for layer in layers)
+        number = next(number for number, value in enumerate(values, 1) if value != first)
+        raise Unsupported(
+            f"layer {number} of {_name(model)} has {name} {values[number - 1]}, layer 0 has {first}; kvdb serves models whose "
+            "layers have heads of one shape"
+        )
 
 
 def _check_config(model: PreTrainedModel, config: Any) -> None:

@@ -12,7 +12,7 @@ from kvdb.client.context import Context
 from kvdb.client.imports import import_all
 from kvdb.client.many_sessions import ManySessions
 from kvdb.client.query_keywords import QueryKeywords, query_options
-from kvdb.client.retention_keywords import RetentionKeywords
+from kvdb.client.retention_keywords import RetentionKeywords, retention_of
 from kvdb.client.session import Session, transports_of
 from kvdb.client.stored_contexts import StoredContexts
 from kvdb.client.transport import ImportTransport, Transport
@@ -69,7 +69,7 @@ class Client(StoredContexts, ManySessions):
         for a durability without a store, and then nothing is stored."""
         ids = validate.token_ids(token_ids(tokens))
         with deadlines.within(timeout):
-            writer = self._begin(spec, ids, name, None, Retention(**retention), salt)
+            writer = self._begin(spec, ids, name, None, retention_of(**retention), salt)
             return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
     def import_chunk(  # noqa: PLR0913  # each is a keyword that a caller may leave out
@@ -94,7 +94,7 @@ class Client(StoredContexts, ManySessions):
         """
         ids = validate.token_ids(token_ids(tokens))
         with deadlines.within(timeout):
-            writer = self._begin(spec, ids, name, validate.base(base), Retention(**retention), salt)
+            writer = self._begin(spec, ids, name, validate.base(base), retention_of(**retention), salt)
             return Context(self._transport, import_all(writer, len(ids), kv, queries))
 
     def create_session(  # noqa: PLR0913  # each is a keyword that a caller may leave out
@@ -160,7 +160,7 @@ class Client(StoredContexts, ManySessions):
         """
         ids = token_ids(tokens)
         with deadlines.within(timeout):
-            writer = self._begin(spec, ids, name, 0, Retention(**retention), salt)
+            writer = self._begin(spec, ids, name, 0, retention_of(**retention), salt)
             if writer.start < len(ids):
                 writer.abort()
                 return None

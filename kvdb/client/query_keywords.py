@@ -2,6 +2,7 @@
 
 from typing import Any, TypedDict, Unpack, cast
 
+import kvdb.validate as validate
 from indexes.retrieval import Retrieval
 from kvdb.errors import InvalidArgument
 from query_optimizer.query_options import NO_OPTIONS, Hints, QueryOptions
@@ -18,8 +19,11 @@ class QueryKeywords(TypedDict, total=False):
 
 
 def query_options(options: QueryOptions | None, **keywords: Unpack[QueryKeywords]) -> QueryOptions:
-    """`options`, or what the keywords say. Raises InvalidArgument for both together, and for values that cannot be."""
+    """`options`, or what the keywords say. Raises InvalidArgument for both together, for other keywords, and for values
+    that cannot be."""
     given: dict[str, Any] = {**keywords}
+    if given:
+        validate.keywords("a query", given, QueryKeywords.__annotations__)
     if options is None:
         return QueryOptions(**given) if given else NO_OPTIONS
     if not isinstance(options, QueryOptions):

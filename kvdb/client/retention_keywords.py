@@ -1,7 +1,10 @@
 """The keywords by which a caller says how a new context is to be kept."""
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
+
+import kvdb.validate as validate
+from kvdb.types import Retention
 
 
 class RetentionKeywords(TypedDict, total=False):
@@ -12,3 +15,9 @@ class RetentionKeywords(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
     pinned: bool
     format: str | None
+
+
+def retention_of(**keywords: Unpack[RetentionKeywords]) -> Retention:
+    """What the keywords say. Raises InvalidArgument for other keywords."""
+    validate.keywords("a new context", keywords, RetentionKeywords.__annotations__)
+    return Retention(**keywords)

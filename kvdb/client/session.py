@@ -16,10 +16,10 @@ from kvdb.client.arrays import like, to_numpy, token_ids
 from kvdb.client.forgotten import CLOSER
 from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.reading import read_layers, read_range
-from kvdb.client.retention_keywords import RetentionKeywords
+from kvdb.client.retention_keywords import RetentionKeywords, retention_of
 from kvdb.client.transport import SessionTransport
 from kvdb.errors import DtypeError, InvalidArgument
-from kvdb.types import ContextInfo, ModelSpec, Placed, Positions, Retention, SessionStats, Tokens
+from kvdb.types import ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
@@ -216,7 +216,7 @@ class Session:
     ) -> ContextInfo:
         """Keep everything in the session as a context; see `Client.store`."""
         ids = None if tokens is None else token_ids(tokens)
-        kept = validate.retention(Retention(**retention))
+        kept = validate.retention(retention_of(**retention))
         with self._within(timeout):
             return self._transport.store(validate.name(name), ids, chunk=validate.flag("chunk", chunk), retention=kept)
 
@@ -257,6 +257,11 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        """Without a call on a server, so without what the layers hold by now."""
+        asked, reused = len(self._transport.tokens), self._transport.reused
+        return f"<Session of {self.spec.name} {self._transport.where}: prompt of {asked:,} tokens, {reused:,} of them reused>"
 
 
 def transports_of(sessions: Iterable[Any]) -> list[SessionTransport]:

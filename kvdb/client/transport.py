@@ -50,6 +50,11 @@ class SessionTransport(Protocol):
     error_max: float
 
     @property
+    def where(self) -> str:
+        """Where it is open, for people."""
+        ...
+
+    @property
     def tokens(self) -> Tokens: ...
 
     @property

@@ -93,6 +93,11 @@ class OpenSession:
         services.events.tell(Kind.SESSION_OPENED, tokens=len(tokens), reused=self.reused)
 
     @property
+    def where(self) -> str:
+        """Where it is open, for people."""
+        return "in this process"
+
+    @property
     def tails(self) -> list[BlockTable]:
         """The tails, one for each layer; the session owns them."""
         return [layer.tail for layer in self._layers]

@@ -125,6 +125,11 @@ def _open_already(path: Path) -> Unavailable:
         holder = (path / LOCK).read_text("ascii", "replace")[:20].strip()
     except OSError:  # somebody removed it
         holder = ""
+    if holder == str(os.getpid()):
+        return Unavailable(
+            f"the store {path} is open already, in this very process; use that database, from any thread, or close it first, "
+            "with db.close() or at the end of `with kvdb.connect(...) as db`"
+        )
     return Unavailable(f"the store {path} is open already, in process {holder or 'unknown'}; close it there first")
 
 

@@ -87,6 +87,18 @@ def test_training_goes_on_as_before(db):
         assert loss() == without
 
 
+def test_attaching_draws_no_random_numbers(db):
+    model = build(attention_dropout=0.5).train()
+    model.model.layers[0].eval()
+    before = [module.training for module in model.modules()]
+    torch.manual_seed(0)
+    wanted = torch.rand(4)
+    torch.manual_seed(0)
+    with attach(model, db):
+        assert torch.equal(torch.rand(4), wanted)
+        assert [module.training for module in model.modules()] == before
+
+
 def test_one_model_is_attached_once_at_a_time(model, db):
     with attach(model, db) as engine:
         with pytest.raises(InvalidArgument, match="attached to a database already"), attach(model, db):

@@ -1,6 +1,8 @@
 """The demo, on a short document: a real server process, real answers, and the tokens of plain transformers."""
 
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -29,6 +31,14 @@ def test_a_demo_that_searches_shows_what_the_search_took(capsys):
     (search,) = (line for line in said.splitlines() if "Index Search using flat on segment" in line)
     assert "(actual time=" in search
     assert "Execution Time: " in said
+
+
+def test_a_missing_library_is_told_before_anything_is_loaded():
+    """In a process of its own, in which torch cannot be imported."""
+    program = "import sys; sys.modules['torch'] = None; from kvdb.__main__ import main; sys.exit(main(['demo']))"
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60)
+    assert ended.stderr == "kvdb: the demo needs torch, which is not installed; pip install 'kvdb[demo]'\n"
+    assert (ended.stdout, ended.returncode != 0) == ("", True)
 
 
 def test_a_document_is_the_same_for_a_seed_and_holds_its_facts(vault_model):

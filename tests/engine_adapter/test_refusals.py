@@ -22,6 +22,13 @@ SMALL = {
     "pad_token_id": None,
 }
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+GEMMA4 = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 64,
+    "hidden_size_per_layer_input": 16,
+}
 LATENT = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "kv_lora_rank": 16}
 
 
@@ -41,6 +48,16 @@ LATENT = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_g
         (transformers.BloomConfig, {}, "AttentionInterface"),
         (transformers.LlamaConfig, {"head_dim": 12}, "head_dim 12"),
         (transformers.LlamaConfig, {"rope_parameters": DYNAMIC}, "RoPE of type 'dynamic'"),
+        (transformers.Gemma4TextConfig, GEMMA4, "layer 1 .* has head_dim 64, layer 0 has 32"),
+        (transformers.DiffLlamaConfig, {"head_dim": 16}, "layer 0 .*attention more than once"),
+        (
+            transformers.ModernBertDecoderConfig,
+            {"local_attention": 64, "pad_token_id": 0},
+            "ModernBertDecoder.* no attention layers .*Linear",
+        ),
+        (transformers.OPTConfig, {"ffn_dim": 32, "word_embed_proj_dim": 64}, "layer 0 scales its scores by 1.0"),
+        (transformers.DogeConfig, {}, "layer 0 has a mask of its own"),
+        (transformers.JetMoeConfig, {"kv_channels": 16, "num_local_experts": 4}, "layer 0 .* hand the keys"),
         (transformers.BertConfig, {"is_decoder": True, "add_cross_attention": True}, "cross attention"),
     ],
 )
@@ -91,6 +108,8 @@ def test_dropout_in_training(db):
         ({"output_attentions": True}, "output_attentions=True"),
         ({"output_hidden_states": True}, "output_hidden_states=True"),
         ({"token_healing": True}, "token_healing=True"),
+        ({"max_tokens": 4}, r"max_tokens=.* did you mean max_new_tokens=\?"),
+        ({"retreival": kvdb.Exact()}, r"retreival=.* did you mean retrieval=\?"),
     ],
 )
 def test_options(attached, names, options, named):
@@ -199,12 +218,12 @@ def test_layers_whose_keys_never_reach_the_attention_function(db, monkeypatch):
         return forward(self, *given, past_key_values=Copying(), **named)
 
     monkeypatch.setattr(layer, "forward", copying.__get__(layer))
-    with attach(model, db) as engine, pytest.raises(Unsupported, match="layer 1 does not hand the keys"):
-        engine.generate(prompts(1, 1), max_new_tokens=1)
+    with pytest.raises(Unsupported, match="layer 1 does not hand the keys"), attach(model, db):
+        pass
 
 
 def test_layers_that_scale_differently(db):
     model = build()
     model.model.layers[1].self_attn.scaling = 0.7
-    with attach(model, db) as engine, pytest.raises(Unsupported, match="layer 1 scales its scores by 0.7"):
-        engine.generate(prompts(1, 4), max_new_tokens=1)
+    with pytest.raises(Unsupported, match="layer 1 scales its scores by 0.7"), attach(model, db):
+        pass

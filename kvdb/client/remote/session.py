@@ -73,6 +73,11 @@ class RemoteSession:
             self.close()
             raise
 
+    @property
+    def where(self) -> str:
+        """Where it is open, for people."""
+        return f"on {self.connection.target}"
+
     def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
         """Append the KV of n tokens to one layer; see `kvdb.session.state.SessionState.update`, whose errors it raises."""
         with self._lock:

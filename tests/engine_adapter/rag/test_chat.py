@@ -168,6 +168,28 @@ def test_messages_that_cannot_be(chat, messages):
         chat.chat(messages, **NEW)
 
 
+def test_a_question_is_a_chat_where_the_tokenizer_has_a_template(model, engine):
+    asked = {"docs": [{"id": "a", "text": "some text of words"}], "do_sample": False, "recompute": 1.0, **NEW}
+    answers = []
+    for chat in (None, True, False):
+        with RagEngine(model, chats.fast(), Client(engine), chat=chat, instruction="Read.", namespace=f"rag-{chat}") as rag:
+            answers.append(rag.answer("why?", **asked))
+    told, chatted, plain = answers
+    assert (told.tokens, told.usage.prompt) == (chatted.tokens, chatted.usage.prompt)
+    assert told.usage.prompt > plain.usage.prompt == len("Read.some text of wordswhy?")
+
+
+@pytest.mark.parametrize(
+    "own", [{"template": "Q: {question}"}, {"instruction": [5, 6]}, {"instruction": "<|start|>system"}, {"chat": False}]
+)
+def test_a_prompt_of_the_callers_own_form_is_no_chat(model, engine, own):
+    with (
+        RagEngine(model, chats.fast(), Client(engine), **own) as rag,
+        pytest.raises(InvalidArgument, match="leave chat= out, or make it with chat=True"),
+    ):
+        rag.chat([USER], **NEW)
+
+
 def test_messages_that_the_template_does_not_take():
     with pytest.raises(InvalidArgument, match="does not take these messages: no system role"):
         prompts(chats.NO_SYSTEM).chat([USER, {"role": "system", "content": "x"}, USER], documents=True)
@@ -188,7 +210,7 @@ def test_templates_without_a_place_for_documents(model, engine, make_rag):
             RagEngine(model, chats.fast(), Client(engine), **wrong)
     with pytest.raises(InvalidArgument, match="expected a string"):
         RagEngine(model, chats.fast(), Client(engine), chat=True, instruction=[1, 2])
-    with pytest.raises(InvalidArgument, match="make it with chat=True"):
+    with pytest.raises(InvalidArgument, match="or make it with chat=True"):
         make_rag().chat([USER], **NEW)
 
 

@@ -8,7 +8,7 @@ import kvdb
 from engine_adapter.rag import RagEngine
 from kvdb.client.client import Client
 from kvdb.config import Config, StorageConfig
-from kvdb.errors import AlreadyExists, CapacityError, InvalidArgument, NotFound, Unsupported
+from kvdb.errors import AlreadyExists, CapacityError, InvalidArgument, NotFound, Unavailable, Unsupported
 from kvdb.types import ContextUpdate
 from tests.engine_adapter.rag.characters import Characters
 from tests.waiting import until
@@ -74,8 +74,8 @@ def test_docs_are_a_list_of_ids(rag, docs):
         rag.answer("so?", docs, **NEW)
 
 
-@pytest.mark.parametrize("db", ["kvdb://127.0.0.1:7700", None])
-def test_a_database_is_a_client(model, db):
+@pytest.mark.parametrize("db", [7, None])
+def test_a_database_is_a_client_or_its_target(model, db):
     with pytest.raises(InvalidArgument, match=r"expected what kvdb\.connect\(.*\) returns"):
         RagEngine(model, Characters(), db)
 
@@ -243,6 +243,21 @@ def test_a_document_that_was_not_whole_is_none(make_rag, engine, model, write, n
     assert rag.documents() == []
     rag.add("one", "new")
     assert names() == ["rag/one/1of1.r1"]
+
+
+def test_an_engine_closes_the_store_that_it_opened(model, tmp_path):
+    for target in (tmp_path, str(tmp_path)):
+        with RagEngine(model, Characters(), target) as rag:
+            rag.upsert("a", "some text")
+            with pytest.raises(Unavailable, match="in this very process"):
+                kvdb.connect(tmp_path)
+        with kvdb.connect(tmp_path) as db:
+            assert [context.name for context in db.contexts()] == ["rag/a/1of1"]
+    with pytest.raises(InvalidArgument, match="chunk_tokens"):
+        RagEngine(model, Characters(), tmp_path, chunk_tokens=0)
+    with kvdb.connect(tmp_path) as db, RagEngine(model, Characters(), db) as rag:
+        rag.close()
+        assert db.contexts(), "a database that is handed in stays open"
 
 
 def test_a_model_is_attached_once(rag, model, engine):

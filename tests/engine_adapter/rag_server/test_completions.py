@@ -1,6 +1,7 @@
 """Chat completions as OpenAI's clients ask for them; the oracle is the engine itself."""
 
 import json
+import re
 import threading
 
 import pytest
@@ -79,11 +80,12 @@ def test_the_last_token_of_a_turn_is_a_stop(ask, rag, monkeypatch):
         ({"model": "other"}, 404, "model_not_found"),
         ({"temperature": 3}, 400, "invalid_value"),
         ({"top_p": 0}, 400, "invalid_value"),
-        ({"n": 2}, 400, "invalid_value"),
+        ({"n": 2}, 400, "unsupported"),
+        ({"response_format": {"type": "json_object"}}, 400, "unsupported"),
         ({"max_tokens": 0}, 400, "invalid_value"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, 400, "invalid_value"),
         ({"stop": ["a"] * 5}, 400, "invalid_value"),
-        ({"unknown": 1}, 400, "invalid_value"),
+        ({"unknown": 1}, 400, "unsupported"),
         ({"messages": []}, 400, "invalid_value"),
         ({"messages": [{"role": "user"}]}, 400, "invalid_value"),
         ({"documents": [{}]}, 400, "invalid_value"),
@@ -98,6 +100,55 @@ def test_what_is_wrong_has_its_status_and_openais_form(ask, given, status, code)
     assert error["code"] == code
     assert error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+
+
+HARMLESS = {
+    "logit_bias": {}, "tool_choice": "none", "tools": [], "parallel_tool_calls": True, "service_tier": "auto", "n": 1,
+    "reasoning_effort": "low", "frequency_penalty": 0, "presence_penalty": 0.0, "logprobs": False, "top_logprobs": 0,
+    "response_format": {"type": "text"}, "store": True, "metadata": {"a": "b"}, "user": "me", "seed": 3, "verbosity": "low",
+    "modalities": ["text"], "safety_identifier": "me", "prompt_cache_key": "a", "prompt_cache_retention": "24h",
+    "functions": [], "function_call": "none", "audio": None, "prediction": None, "stop": None,
+}  # fmt: skip
+"""Fields that OpenAI's clients send, with values that ask for nothing that kvdb does not do."""
+
+
+def test_fields_that_ask_for_nothing_change_nothing(ask):
+    plain = ask().json()["choices"]
+    for name, value in HARMLESS.items():
+        reply = ask(**{name: value})
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["choices"] == plain, name
+    assert ask(**HARMLESS).json()["choices"] == plain
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools is not served by kvdb; leave it out, or send []"),
+        ({"tool_choice": "required"}, 'tool_choice is not served by kvdb; leave it out, or send "none"'),
+        ({"logit_bias": {"5": 1}}, "logit_bias is not served by kvdb; leave it out, or send {}"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty is not served by kvdb; leave it out, or send 0"),
+        ({"response_format": {"type": "json_object"}}, 'response_format is .* or send {"type": "text"}'),
+        ({"audio": {"voice": "alloy"}}, "audio is not served by kvdb; leave it out"),
+        ({"top_k": 4}, "top_k is not served by kvdb; leave it out"),
+    ],
+)
+def test_what_is_not_served_is_said_in_a_sentence(ask, given, said):
+    reply = ask(**given)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, "unsupported", next(iter(given)))
+    assert re.fullmatch(said.replace("[]", r"\[\]"), error["message"])
+
+
+def test_a_model_has_the_name_of_its_folder_and_its_own(offer):
+    _, client = offer(alias="folder")
+    asked = {"messages": SAID, "max_tokens": 1}
+    for name in (MODEL, "folder"):
+        assert client.post("/v1/chat/completions", json={"model": name, **asked}).json()["model"] == name
+        assert client.get(f"/v1/models/{name}").status_code == 200
+    reply = client.post("/v1/chat/completions", json={"model": "gpt-4o", **asked})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    assert "'tiny' or 'folder', and kvdb rag serve --name" in reply.json()["error"]["message"]
 
 
 def test_a_body_that_is_too_large_is_refused(offer):

@@ -89,7 +89,7 @@ def test_the_documents_commands_openais_client_and_a_restart(folder, tmp_path):
     with (
         kvdb.connect(tmp_path / "store") as db,
         server_over(db) as target,
-        serving(folder, target) as (url, stop),
+        serving(folder, target, "--name", "letters") as (url, stop),
         openai.OpenAI(base_url=url, api_key="none") as client,
     ):
         add_in_this_process(folder, target, "letter", "Eve did not sign.")
@@ -100,6 +100,12 @@ def test_the_documents_commands_openais_client_and_a_restart(folder, tmp_path):
         pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
         assert "".join(pieces) == whole.choices[0].message.content
         assert chunks[-1].usage == whole.usage
+        nothing = {"n": 1, "tools": [], "tool_choice": "none", "logit_bias": {}, "reasoning_effort": "low", "store": False}
+        assert client.chat.completions.create(**asked, **nothing, max_tokens=16).choices == whole.choices
+        with pytest.raises(openai.BadRequestError, match="not served by kvdb"):
+            client.chat.completions.create(**asked, n=2)
+        with pytest.raises(openai.NotFoundError, match="--name"):
+            client.chat.completions.create(**{**asked, "model": "gpt-4o"})
         with pytest.raises(openai.NotFoundError, match="contract"):
             client.chat.completions.create(**{**asked, "extra_body": {"documents": ["contract"]}})
 

@@ -1,5 +1,7 @@
 """What a query asks for arrives whole, however it is said, embedded and remote."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -148,3 +150,28 @@ def test_who_is_budgeted():
         literal = kvdb.QueryOptions(**other)
         assert not literal.budgeted
         assert literal.with_default(0.5) is literal
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("retreival", "retrieval"), ("error_mx", "error_max"), ("hint", "hints")])
+def test_a_misspelt_keyword_is_told_with_the_nearest(calls, wrong, meant):
+    for call in calls.values():
+        with pytest.raises(InvalidArgument, match=f"no keyword {wrong}=; .*did you mean {meant}="):
+            call(**{wrong: None})
+
+
+def test_a_misspelt_keyword_of_a_new_context_is_told_with_the_nearest(db, spec):
+    kv = [(ones(2, 3, 16), ones(2, 3, 16))] * 2
+    with pytest.raises(InvalidArgument, match="no keyword pined=; .*did you mean pinned="):
+        db.import_context(spec, [1, 2, 3], kv, name="doc", pined=True)
+    with db.create_session(spec, [1, 2, 3]) as session, pytest.raises(InvalidArgument, match="no keyword zzz=; expected some of"):
+        session.store("doc", zzz=1)
+    assert not db.contexts()
+
+
+def test_a_session_says_what_it_is(db, spec):
+    kv = [(ones(2, 3, 16), ones(2, 3, 16))] * 2
+    db.import_context(spec, [1, 2, 3], kv, name="doc")
+    with db.create_session(spec, [1, 2, 3, 4]) as session:
+        said = repr(session)
+    assert said == repr(session), "also once it is closed"
+    assert re.fullmatch(rf"<Session of {spec.name} (in this process|on kvdb.*): prompt of 4 tokens, 3 of them reused>", said)

@@ -1,0 +1,71 @@
+"""A trial of a model: a few tokens go through it, to see that each layer asks for attention in a way that kvdb can answer.
+
+What a layer does between its cache and the attention function is known only when it runs; its config does not say it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+import kvdb
+from engine_adapter.transformers.cache import Batch, SessionLayer
+from engine_adapter.transformers.support import windows_of
+from kvdb.errors import Unsupported
+from query_optimizer.query_options import NO_OPTIONS
+
+TOKENS = 2
+
+
+def check_attention(model: PreTrainedModel, spec: kvdb.ModelSpec) -> None:
+    """Raises Unsupported, naming the layer, for an attached model one of whose layers asks for other attention than kvdb
+    computes, or does not ask for any. It takes as long as a step of decoding; no database has part in it."""
+    batch = Batch(spec, [], NO_OPTIONS)
+    layers = [_TrialLayer(number, batch, window) for number, window in enumerate(windows_of(model))]
+    ids = torch.zeros(1, TOKENS, dtype=torch.long, device=model.device)
+    with _evaluating(model), torch.no_grad():
+        model.get_decoder()(input_ids=ids, past_key_values=Cache(layers=list(layers)), use_cache=True)
+    batch.check_answered()
+    for layer in layers:
+        if not layer.length:
+            raise Unsupported(
+                f"layer {layer.number} of {type(model).__name__} does not put its keys into its cache; kvdb works with models "
+                "of which every layer does"
+            )
+
+
+class _TrialLayer(SessionLayer):
+    """A layer over no session, whose answers are zero."""
+
+    def __init__(self, number: int, batch: Batch, window: int | None) -> None:
+        super().__init__(number, batch, 0)
+        self.window = window
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        self._check_asked(k, v, scaling)
+        spec = self.batch.spec
+        heads = {"queries": (q, spec.q_heads), "keys": (k, spec.kv_heads), "values": (v, spec.kv_heads)}
+        for name, (states, expected) in heads.items():
+            if (states.shape[1], states.shape[3]) != (expected, spec.head_dim):
+                raise Unsupported(
+                    f"layer {self.number} has {name} of {states.shape[1]} heads of {states.shape[3]} dimensions; expected "
+                    f"{expected} heads of {spec.head_dim}, as the model's config says, in every layer"
+                )
+        self.batch.waiting = None
+        self.length += k.shape[2]
+        return torch.zeros_like(q).transpose(1, 2).contiguous()
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """No part of the model is in training mode for the time of the `with`, so that no dropout draws random numbers."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
