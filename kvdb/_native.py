@@ -1,3 +1,5 @@
 """Explains that the compiled kernels are missing. Where they are there, Python finds the extension module of this name first."""
 
-raise ImportError("kvdb's kernels are not compiled; run make test, or pip install .")
+from indexes.missing_kernels import explanation
+
+raise ImportError(explanation(__file__))

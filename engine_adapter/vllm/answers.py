@@ -1,6 +1,5 @@
 """The attention of running requests, answered by kvdb: a session for each long request, one call a layer for all of a step."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,10 +13,10 @@ import kvdb
 from engine_adapter.contexts import ModelContexts
 from engine_adapter.vllm.attention_options import AttentionOptions
 from engine_adapter.vllm.layout import BlockLayout
+from engine_adapter.vllm.log import LOG
+from engine_adapter.vllm.presence import Presence
 from engine_adapter.vllm.requests import Decode
 from kvdb.errors import KvdbError
-
-LOG = logging.getLogger("kvdb.vllm")
 
 Behind = Callable[[Callable[[], kvdb.Session]], "Future[kvdb.Session]"]
 """Opens a session once what was computed before is stored, as `Saves.behind` does."""
@@ -62,12 +61,14 @@ class Answers:
         caches: Mapping[int, Tensor],
         options: AttentionOptions,
         behind: Behind,
+        presence: Presence,
     ) -> None:
         self._contexts = contexts
         self._layout = layout
         self._caches = caches
         self._options = options
         self._behind = behind
+        self._presence = presence
         self._running: dict[str, _Running] = {}
         self._left: set[str] = set()
         self._rows: list[_Row] = []
@@ -177,7 +178,8 @@ class Answers:
     def _leave(self, name: str, reason: object) -> None:
         self._close(name)
         self._left.add(name)
-        LOG.warning("kvdb steps aside: vLLM answers %s: %s", name, reason)
+        if not self._presence.lost(reason, "answered"):
+            LOG.warning("kvdb steps aside: vLLM answers %s: %s", name, reason)
 
     def _close(self, name: str) -> None:
         running = self._running.pop(name, None)

@@ -1,14 +1,12 @@
 """Handing the attention of vLLM's layers over to kvdb, where the plugin has made them kvdb's."""
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 from engine_adapter.vllm.answers import Answers
+from engine_adapter.vllm.log import LOG
 from engine_adapter.vllm.packing import attention_of
 from engine_adapter.vllm.plugin import KNOWN, is_known
-
-LOG = logging.getLogger("kvdb.vllm")
 
 
 def answer_layers(vllm_config: Any, layers: Mapping[str, int], answers: Answers) -> bool:

@@ -1,6 +1,5 @@
 """Laying prompts out from stored documents, on the side of vLLM's worker (CacheBlend, arXiv 2405.16444)."""
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,12 +17,12 @@ from engine_adapter.recompute import Pass, Recomputed, Selection
 from engine_adapter.vllm.blends import Blend, Result
 from engine_adapter.vllm.decoder import Decoder
 from engine_adapter.vllm.layout import BlockLayout
+from engine_adapter.vllm.log import LOG
 from engine_adapter.vllm.packing import attention_of
+from engine_adapter.vllm.presence import Presence
 from kvdb.blend.strategies import Recompute
 from kvdb.errors import AlreadyExists, KvdbError, NotFound
 from kvdb.types import Tokens
-
-LOG = logging.getLogger("kvdb.vllm")
 
 
 @dataclass
@@ -40,11 +39,19 @@ class Blending:
     """Blends into vLLM's blocks. contexts: where documents are stored as chunks. caches: of each layer, by its number. decoder:
     computes what is not stored, and recomputes."""
 
-    def __init__(self, contexts: ModelContexts, layout: BlockLayout, caches: Mapping[int, Tensor], decoder: Decoder) -> None:
+    def __init__(
+        self,
+        contexts: ModelContexts,
+        layout: BlockLayout,
+        caches: Mapping[int, Tensor],
+        decoder: Decoder,
+        presence: Presence,
+    ) -> None:
         self._contexts = contexts
         self._layout = layout
         self._caches = caches
         self._decoder = decoder
+        self._presence = presence
         self._results: dict[str, Result] = {}
 
     @classmethod
@@ -55,6 +62,7 @@ class Blending:
         contexts: ModelContexts,
         layout: BlockLayout,
         caches: Mapping[int, Tensor],
+        presence: Presence,
     ) -> "Self | None":
         """One of an engine's own model; None where kvdb cannot run its layers, which the log says. layers: the number of each
         layer by its attention's name."""
@@ -64,7 +72,7 @@ class Blending:
         except KvdbError as error:
             LOG.warning("kvdb steps aside: documents are not blended: %s", error)
             return None
-        return cls(contexts, layout, caches, decoder)
+        return cls(contexts, layout, caches, decoder, presence)
 
     def run(self, blends: Sequence[Blend]) -> frozenset[int]:
         """Lay prompts out, recompute them and put them into their blocks, before vLLM computes what stands behind them. Returns
@@ -72,17 +80,26 @@ class Blending:
         failed: set[int] = set()
         for blend in blends:
             load = blend.load
-            try:
-                self._results[load.request] = self._blend(blend)
-            except KvdbError as error:
-                LOG.warning("kvdb steps aside: %s is computed as one text: %s", load.request, error)
-                self._results[load.request] = {"refused": str(error)}
+            result = self._results[load.request] = self._tried(blend)
+            if "refused" in result:
                 failed.update(load.span(self._layout.block_size))
         return frozenset(failed)
 
     def take_results(self) -> Results | None:
         results, self._results = self._results, {}
         return Results(results) if results else None
+
+    def _tried(self, blend: Blend) -> Result:
+        if self._presence.skips("loaded"):
+            return {"refused": "the database is away"}
+        try:
+            result = self._blend(blend)
+        except KvdbError as error:
+            if not self._presence.lost(error, "loaded"):
+                LOG.warning("kvdb steps aside: %s is computed as one text: %s", blend.load.request, error)
+            return {"refused": str(error)}
+        self._presence.found()
+        return result
 
     def _blend(self, blend: Blend) -> Result:
         load, began = blend.load, time.perf_counter()

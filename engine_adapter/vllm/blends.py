@@ -1,17 +1,15 @@
 """The requests of one scheduler whose prompts are laid out from stored documents, and what came of each."""
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from engine_adapter.vllm.log import LOG
 from engine_adapter.vllm.marks import BlendOptions, Marked
 from engine_adapter.vllm.requests import Transfer
 from kvdb.errors import InvalidArgument
-
-LOG = logging.getLogger("kvdb.vllm")
 
 RESULT = "kvdb_blend"
 """Under which a request's result stands among the `kv_transfer_params` of its output."""

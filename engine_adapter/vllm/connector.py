@@ -9,7 +9,6 @@ while the request waits and others go on; attention, see `engine_adapter.vllm.at
 `engine_adapter.vllm.marks`.
 """
 
-import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -27,16 +26,17 @@ from engine_adapter.vllm.events import Announcements, KvdbEvents, events_of
 from engine_adapter.vllm.identity import salt_of, spec_of_engine
 from engine_adapter.vllm.journal import Journal
 from engine_adapter.vllm.loads import BackgroundLoads, Filling, Loads
+from engine_adapter.vllm.log import LOG, join_vllm
 from engine_adapter.vllm.lookups import Lookups
 from engine_adapter.vllm.marks import BlendOptions
 from engine_adapter.vllm.metrics import KvdbMetrics, KvdbStats
 from engine_adapter.vllm.packing import block_size_of, layers_of, layout_of
+from engine_adapter.vllm.presence import Presence
 from engine_adapter.vllm.requests import Requests, Step
 from engine_adapter.vllm.saves import Saves
 from engine_adapter.vllm.shared_client import acquire, release
 from kvdb.errors import InvalidArgument, KvdbError, Unavailable, Unsupported
 
-LOG = logging.getLogger("kvdb.vllm")
 FOLDER = "vllm"
 LOADS = {"layerwise": False, "async": True}
 """Whether requests wait for their loads while others go on."""
@@ -56,7 +56,7 @@ class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm i
     """Prefixes of prompts that vLLM computed once, in this process or another, are loaded in place of computed.
 
     One of it serves the scheduler, another the worker. What kvdb cannot serve, and a database that is not there, is full or
-    fails, is said in a line of the log: vLLM computes as if there were none.
+    fails, is said in vLLM's log, a database that goes away once: vLLM computes as if there were none.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -66,14 +66,15 @@ class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm i
         self._attention: AttentionOptions | None = None
         self._blend: BlendOptions | None = None
         self._waits = False
+        self._presence = Presence()
         self._contexts = self._connect(vllm_config, kv_cache_config)
-        find = Lookups(self._contexts).find
+        find = Lookups(self._contexts, self._presence).find
         self._requests = Requests(find, self._block_size, self._decodes_from(), background=self._waits)
         self._blends = Blends(self._blend, self._block_size)
         events = getattr(vllm_config, "kv_events_config", None)
         enabled = self._contexts is not None and events is not None and events.enable_kv_cache_events
         self._announcements = Announcements(enabled=enabled, block_size=self._block_size)
-        self._journal = Journal()
+        self._journal = Journal(self._presence)
         self._loads: Loads | None = None
         self._background: BackgroundLoads | None = None
         self._received: frozenset[str] = frozenset()
@@ -170,9 +171,9 @@ class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm i
         self._loads, self._background = Loads(filling), BackgroundLoads(filling)
         self._saves = Saves(contexts, layout, caches, self._journal, awaited=self._attention is not None)
         if self._blend is not None:
-            self._blending = Blending.start(self._vllm_config, layers, contexts, layout, caches)
+            self._blending = Blending.start(self._vllm_config, layers, contexts, layout, caches, self._presence)
         if self._attention is not None:
-            self._answers = Answers(contexts, layout, caches, self._attention, self._saves.behind)
+            self._answers = Answers(contexts, layout, caches, self._attention, self._saves.behind, self._presence)
             answer_layers(self._vllm_config, layers, self._answers)
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
@@ -222,7 +223,7 @@ class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm i
         return copied or None, set(received) or None
 
     def get_kv_connector_stats(self) -> KvdbStats | None:
-        """What was loaded and saved since the last step; a save is counted by the step behind its end."""
+        """What was loaded and saved since the last step, and missed; a save is counted by the step behind its end."""
         stats = KvdbStats(self._journal.take_numbers())
         return None if stats.is_empty() else stats
 
@@ -257,6 +258,7 @@ class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm i
     def _connect(self, vllm_config: Any, kv_cache_config: Any) -> ModelContexts | None:
         """None where kvdb steps aside, which the log says."""
         given = vllm_config.kv_transfer_config
+        join_vllm()
         try:
             target = given.kv_connector_extra_config.get("target")
             if not isinstance(target, str) or not target:
@@ -270,7 +272,8 @@ class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm i
             self._blend = BlendOptions.parse(given.kv_connector_extra_config.get("blend"))
             self._block_size = block_size_of(kv_cache_config)
             spec = spec_of_engine(vllm_config)
-            contexts = ModelContexts(acquire(target), spec, FOLDER)
+            client, self._presence = acquire(target)
+            contexts = ModelContexts(client, spec, FOLDER)
         except KvdbError as error:
             LOG.warning("kvdb steps aside, on the side of the %s: %s%s", self.role.name.lower(), error, _hint(error))
             return None

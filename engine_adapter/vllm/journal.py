@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from threading import Lock
 
+from engine_adapter.vllm.presence import Presence
 from engine_adapter.vllm.requests import Transfer
 
 Numbers = dict[str, list[float] | int]
@@ -17,14 +18,17 @@ class Changes:
 
 
 def no_numbers() -> Numbers:
-    """The numbers of a time in which nothing was transferred: the seconds of each transfer, and their bytes."""
-    return {"load_seconds": [], "save_seconds": [], "load_bytes": 0, "save_bytes": 0}
+    """The numbers of a time in which nothing was transferred: seconds of each transfer, their bytes, and what requests went
+    without because the database was away."""
+    return {"load_seconds": [], "save_seconds": [], "load_bytes": 0, "save_bytes": 0, "missed": 0}
 
 
 @dataclass
 class Journal:
-    """Threads that load and save write it, and vLLM's worker takes what is in it at the end of a step."""
+    """Threads that load and save write it, and vLLM's worker takes what is in it at the end of a step. presence: whether the
+    database is there for them."""
 
+    presence: Presence = field(default_factory=Presence)
     _numbers: Numbers = field(default_factory=no_numbers)
     _stored: list[Transfer] = field(default_factory=list)
     _missing: list[Transfer] = field(default_factory=list)
@@ -32,10 +36,12 @@ class Journal:
 
     def loaded(self, seconds: float, nbytes: int) -> None:
         """Note one load, or those of a step that go together."""
+        self.presence.found()
         self._note("load", seconds, nbytes)
 
     def saved(self, transfer: Transfer, seconds: float, nbytes: int) -> None:
         """Note a save that the database has stored."""
+        self.presence.found()
         self._note("save", seconds, nbytes)
         if transfer.hashes:
             with self._lock:
@@ -50,7 +56,7 @@ class Journal:
     def take_numbers(self) -> Numbers:
         with self._lock:
             numbers, self._numbers = self._numbers, no_numbers()
-        return numbers
+        return numbers | {"missed": self.presence.take_missed()}
 
     def take_changes(self) -> Changes:
         with self._lock:

@@ -1,6 +1,5 @@
 """Loading what is stored into vLLM's blocks: layer by layer ahead of the forward pass, or behind it while a request waits."""
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,10 +11,9 @@ import kvdb
 from engine_adapter.contexts import ModelContexts
 from engine_adapter.vllm.journal import Journal
 from engine_adapter.vllm.layout import BlockLayout
+from engine_adapter.vllm.log import LOG
 from engine_adapter.vllm.requests import Transfer
 from kvdb.errors import KvdbError, NotFound
-
-LOG = logging.getLogger("kvdb.vllm")
 
 
 class Filling:
@@ -48,7 +46,8 @@ class Filling:
 
     def fail(self, transfer: Transfer, reason: KvdbError) -> tuple[int, ...]:
         """Say that a load failed. Returns its blocks, all of which vLLM computes anew."""
-        LOG.warning("kvdb steps aside: %s is computed anew: %s", transfer.request, reason)
+        if not self.journal.presence.lost(reason, "loaded"):
+            LOG.warning("kvdb steps aside: %s is computed anew: %s", transfer.request, reason)
         if isinstance(reason, NotFound):
             self.journal.missed(transfer)
         return transfer.span(self._layout.block_size)

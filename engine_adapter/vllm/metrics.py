@@ -28,15 +28,16 @@ class KvdbStats(KVConnectorStats):  # type: ignore[misc]  # without vllm its bas
 
     def reduce(self) -> dict[str, int | float]:
         load, save = self.data["load_seconds"], self.data["save_seconds"]
-        nbytes = {name: self.data[name] for name in ("load_bytes", "save_bytes")}
-        return {"loads": len(load), "load_seconds": sum(load), "saves": len(save), "save_seconds": sum(save), **nbytes}
+        counts = {name: self.data[name] for name in ("load_bytes", "save_bytes", "missed")}
+        return {"loads": len(load), "load_seconds": sum(load), "saves": len(save), "save_seconds": sum(save), **counts}
 
     def is_empty(self) -> bool:
-        return not (self.data["load_seconds"] or self.data["save_seconds"])
+        return not (self.data["load_seconds"] or self.data["save_seconds"] or self.data["missed"])
 
 
 class KvdbMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # without vllm its base is not known
-    """Histograms vllm:kvdb_load_seconds and vllm:kvdb_save_seconds, counters vllm:kvdb_load_bytes and vllm:kvdb_save_bytes."""
+    """Histograms vllm:kvdb_load_seconds and vllm:kvdb_save_seconds, counters vllm:kvdb_load_bytes, vllm:kvdb_save_bytes and
+    vllm:kvdb_missed."""
 
     def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
@@ -56,9 +57,16 @@ class KvdbMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # without vllm
             )
             self._seconds[what] = create_metric_per_engine(seconds, per_engine_labelvalues)
             self._bytes[what] = create_metric_per_engine(nbytes, per_engine_labelvalues)
+        missed = metric_types[Counter](
+            name="vllm:kvdb_missed",
+            documentation="Lookups, loads, saves and answers that requests went without while kvdb was away.",
+            labelnames=labelnames,
+        )
+        self._missed = create_metric_per_engine(missed, per_engine_labelvalues)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         for what in ("load", "save"):
             for seconds in transfer_stats_data[f"{what}_seconds"]:
                 self._seconds[what][engine_idx].observe(seconds)
             self._bytes[what][engine_idx].inc(transfer_stats_data[f"{what}_bytes"])
+        self._missed[engine_idx].inc(transfer_stats_data["missed"])

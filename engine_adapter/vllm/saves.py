@@ -1,6 +1,5 @@
 """Saving what vLLM computed: a step copies its blocks, and a thread of its own unpacks them and hands them to the database."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,11 +11,10 @@ from torch import Tensor
 from engine_adapter.contexts import ModelContexts
 from engine_adapter.vllm.journal import Journal
 from engine_adapter.vllm.layout import BlockLayout
+from engine_adapter.vllm.log import LOG
 from engine_adapter.vllm.requests import Transfer
 from kvdb.errors import KvdbError
 from kvdb.hardware.priority import NICEST, work_in_background
-
-LOG = logging.getLogger("kvdb.vllm")
 
 Packed = list[Tensor]
 """Blocks of a request as vLLM packs them, of layer after layer."""
@@ -54,6 +52,8 @@ class Saves:
         """Take the saves of a step, which `finish` ends. tails: those of requests that ended; they are copied here, because
         nothing is written into their blocks until the step is over."""
         self._waiting = {future: nbytes for future, nbytes in self._waiting.items() if not future.done()}
+        if self._journal.presence.skips("saved", len(transfers)):
+            transfers, tails = (), ()
         if (transfers or tails) and sum(self._waiting.values()) > self._waiting_max:
             count = len(transfers) + len(tails)
             LOG.warning("kvdb steps aside: %d requests are not saved, because others wait to be stored", count)
@@ -94,6 +94,8 @@ class Saves:
         return self._layout.copy(cache, transfer.blocks, transfer.start, transfer.stop).cpu()
 
     def _store(self, transfer: Transfer, packed: Packed) -> None:
+        if self._journal.presence.skips("saved"):
+            return
         began, nbytes = time.monotonic(), 0
         try:
             with self._contexts.open(transfer.tokens, transfer.salt) as session:
@@ -108,4 +110,5 @@ class Saves:
                 self._contexts.keep(session, transfer.tokens, transfer.salt)
             self._journal.saved(transfer, time.monotonic() - began, nbytes)
         except KvdbError as error:
-            LOG.warning("kvdb steps aside: %s is not saved: %s", transfer.request, error)
+            if not self._journal.presence.lost(error, "saved"):
+                LOG.warning("kvdb steps aside: %s is not saved: %s", transfer.request, error)

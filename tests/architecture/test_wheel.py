@@ -3,6 +3,7 @@ files, and nothing else."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ from tests.architecture.source import PACKAGES, ROOT
 
 MODELS = "engine_adapter/models/"
 CONSOLE = "kvdb/server/console/static/"
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PYTHON = re.compile(r".*(\.pyi?|/py\.typed)$").match
 
 
@@ -132,13 +134,70 @@ def test_the_base_install_is_small(metadata: Message) -> None:
     }
 
 
-def test_it_works_without_the_source_tree(wheel: Path, tmp_path: Path) -> None:
-    ZipFile(wheel).extractall(tmp_path)
-    script = f"import kvdb, engine_adapter; assert kvdb.__file__.startswith({str(tmp_path)!r}); kvdb.connect().close()"
-    path = os.pathsep.join([str(tmp_path), sysconfig.get_path("platlib")])
-    # Without site, and so without the editable install of this tree.
-    command = [sys.executable, "-S", "-c", script]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> Path:
+    """Where the wheel is installed."""
+    folder = tmp_path / "site-packages"
+    ZipFile(wheel).extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The packages' sources without anything compiled."""
+    folder = tmp_path / "clone"
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("*.so", "__pycache__", "vault-*"))
+    return folder
+
+
+def run_python(folder: Path, *arguments: str, installed: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, with what is installed there and its dependencies, not the editable install of this tree."""
+    path = os.pathsep.join([*([str(installed)] if installed else []), sysconfig.get_path("platlib")])
+    command = [sys.executable, "-S", *arguments]
+    return subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+
+
+def test_it_works_without_the_source_tree(installed: Path) -> None:
+    script = f"import kvdb, engine_adapter; assert kvdb.__file__.startswith({str(installed)!r}); kvdb.connect().close()"
+    done = run_python(installed, "-c", script, installed=installed)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("-m", "kvdb", "--version"), ("-c", "import kvdb._native")])
+def test_in_a_clone_that_hides_it_python_says_which_of_the_two_was_imported_and_what_to_do(
+    arguments: tuple[str, ...], installed: Path, clone: Path
+) -> None:
+    done = run_python(clone, *arguments, installed=installed)
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("ImportError")]
+    assert f"not compiled in {clone}, " in said
+    assert f"installed in {installed}:" in said
+    assert "another folder" in said
+    assert done.returncode == 1
+
+
+def test_what_it_says_to_do_in_a_clone_works(installed: Path, clone: Path, tmp_path: Path) -> None:
+    for folder, arguments in ((tmp_path, ()), (clone, ("-P",))):
+        done = run_python(folder, *arguments, "-m", "kvdb", "--version", installed=installed)
+        assert done.returncode == 0, done.stderr
+
+
+def test_in_a_clone_where_nothing_is_installed_python_says_how_to_install_it(clone: Path) -> None:
+    done = run_python(clone, "-m", "kvdb", "--version")
+    assert f"not compiled for Python {sysconfig.get_python_version()} in {clone}: pip install --editable {clone}" in done.stderr
+
+
+def test_no_clone_hides_an_editable_install(clone: Path) -> None:
+    command = [sys.executable, "-m", "kvdb", "--version"]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_documents_install_in_place_where_python_runs_among_the_sources() -> None:
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    blocks = [block for path in documents for block in FENCED.findall(path.read_text())]
+    installing = [
+        block for block in blocks if re.search(r"pip install [^\n]*'?\.\[", block) and re.search(r"python\S* -[mc]", block)
+    ]
+    assert installing
+    assert all("--editable '.[" in block for block in installing)

@@ -11,6 +11,7 @@ import kvdb
 from engine_adapter.contexts import ModelContexts
 from engine_adapter.vllm.answers import Answers, place
 from engine_adapter.vllm.attention_options import AttentionOptions
+from engine_adapter.vllm.presence import Presence
 from engine_adapter.vllm.requests import Decode
 from kvdb.errors import InvalidArgument
 from tests.engine_adapter.vllm.conftest import BLOCK
@@ -80,7 +81,7 @@ def caches(packing, kvs, spec):
 def answers(db, spec, layout, caches, opener):
     contexts = ModelContexts(db, spec, "vllm")
     options = AttentionOptions.parse({"from_tokens": 16, "retrieval": "exact"})
-    opened = Answers(contexts, layout, caches, options, opener.submit)
+    opened = Answers(contexts, layout, caches, options, opener.submit, Presence())
     yield opened
     opened.close()
     opener.submit(int).result()

