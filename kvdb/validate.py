@@ -1,6 +1,5 @@
 """Checks of a caller's arguments; each raises the error that says what was given and what was expected."""
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -285,16 +284,6 @@ def retention(given: Retention) -> Retention:
     seconds = None if given.ttl is None else ttl(given.ttl)
     noted = metadata({} if given.metadata is None else given.metadata)
     return Retention(durability(given.durability), seconds, noted, flag("pinned", given.pinned), format_of(given.format))
-
-
-def keywords(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raises InvalidArgument for a keyword that is not known, with the nearest that is."""
-    listed = list(known)
-    for name in given:
-        if name not in listed:
-            near = difflib.get_close_matches(name, listed, n=1)
-            meant = f"; did you mean {near[0]}=?" if near else ""
-            raise InvalidArgument(f"{what} has no keyword {name}=; expected some of {', '.join(sorted(listed))}{meant}")
 
 
 def is_whole(given: Any) -> bool:

@@ -1,6 +1,5 @@
 """The settings of a call of `generate`, and the refusal of those that kvdb cannot do."""
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +8,7 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 
 from engine_adapter.transformers.prompts import Prompts
+from kvdb.client.known_keywords import meant
 from kvdb.client.query_keywords import QueryKeywords
 from kvdb.errors import Unsupported
 
@@ -46,11 +46,10 @@ def settings_of(model: PreTrainedModel, options: Mapping[str, Any]) -> Generatio
             raise Unsupported(f"generate was called with {name}={getattr(settings, name)!r}; {why}")
     for name in inputs:
         if name not in PASSED_ON:
-            near = difflib.get_close_matches(name, [*vars(settings), *QueryKeywords.__annotations__], n=1)
-            meant = f"; did you mean {near[0]}=?" if near else ""
+            known = [*vars(settings), *QueryKeywords.__annotations__]
             raise Unsupported(
                 f"generate was called with {name}=, which is no setting of generation; "
-                f"kvdb takes no inputs but input_ids and attention_mask{meant}"
+                f"kvdb takes no inputs but input_ids and attention_mask{meant(name, known)}"
             )
     if settings.use_cache is False:
         raise Unsupported("generate was called with use_cache=False; kvdb is the cache, so call the model's own generate instead")

@@ -2,8 +2,8 @@
 
 from typing import Any, TypedDict, Unpack, cast
 
-import kvdb.validate as validate
 from indexes.retrieval import Retrieval
+from kvdb.client.known_keywords import check_keywords
 from kvdb.errors import InvalidArgument
 from query_optimizer.query_options import NO_OPTIONS, Hints, QueryOptions
 
@@ -23,7 +23,7 @@ def query_options(options: QueryOptions | None, **keywords: Unpack[QueryKeywords
     that cannot be."""
     given: dict[str, Any] = {**keywords}
     if given:
-        validate.keywords("a query", given, QueryKeywords.__annotations__)
+        check_keywords("a query", given, QueryKeywords.__annotations__)
     if options is None:
         return QueryOptions(**given) if given else NO_OPTIONS
     if not isinstance(options, QueryOptions):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
-import kvdb.validate as validate
+from kvdb.client.known_keywords import check_keywords
 from kvdb.types import Retention
 
 
@@ -19,5 +19,5 @@ class RetentionKeywords(TypedDict, total=False):
 
 def retention_of(**keywords: Unpack[RetentionKeywords]) -> Retention:
     """What the keywords say. Raises InvalidArgument for other keywords."""
-    validate.keywords("a new context", keywords, RetentionKeywords.__annotations__)
+    check_keywords("a new context", keywords, RetentionKeywords.__annotations__)
     return Retention(**keywords)
