@@ -165,7 +165,7 @@ soak: $(VENV)/ready ## use a server for half an hour, and see whether it stays a
 	@$(BIN)/python -m benchmarks.service_soak --seconds $(or $(SOAK_SECONDS),1800)
 
 .PHONY: fault
-fault: $(VENV)/ready ## stores: kills, power cuts, changed bits, mistakes, a fault at each system call and page; writes docs/reliability.md; KILLS=1000 CUTS=500 FLIPS=10000 SEED=1 ONLY=kill
+fault: $(VENV)/ready ## stores: kills, power cuts, changed bits, mistakes, a fault at each system call and page, forks; writes docs/reliability.md; KILLS=1000 CUTS=500 FLIPS=10000 SEED=1 ONLY=kill
 	@$(BIN)/python -m tests.fault.report --kills $(or $(KILLS),1000) --cuts $(or $(CUTS),500) --flips $(or $(FLIPS),10000) \
 	    --every $(or $(EVERY),1) --seed $(or $(SEED),1) $(if $(ONLY),--only $(ONLY))
 

@@ -6,6 +6,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+import kvdb.forks as forks
 import kvdb.hardware.cpu as cpu
 import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
@@ -109,6 +110,7 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
             activity=self._activity,
             events=self.events,
         )
+        forks.stays_behind(self, *forks.DATABASE)
 
     @counted_call
     def begin_import(

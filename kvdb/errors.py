@@ -11,6 +11,7 @@ KvdbError
 ├── PositionError            tokens do not follow what is stored
 ├── SpecMismatch             KV of one model was offered to, or asked of, another's
 ├── SessionClosed            the session was closed, here or by the server
+├── ForkedProcess            what a parent process has open was used in its child
 ├── NotFound                 no context or session of that name
 ├── AlreadyExists            the context's name is taken
 ├── CapacityError            a budget is spent
@@ -71,6 +72,10 @@ class SpecMismatch(KvdbError):
 
 class SessionClosed(KvdbError):
     """The session was closed, by its owner or by the server."""
+
+
+class ForkedProcess(KvdbError):
+    """What one process has open was used in another, which is a fork of it; the message names both."""
 
 
 class NotFound(KvdbError, LookupError):

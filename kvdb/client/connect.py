@@ -30,6 +30,9 @@ def connect(
     """Open a database: in this process and in memory without a target, in this process and kept in a folder with its path, on a
     server with `kvdb://host:port`, over TLS with `kvdbs://host:port`.
 
+    A database in this process, every session and every import belong to the process that opened them: in the child of a fork they
+    raise ForkedProcess. A client of a server, and its contexts, connect anew there with the first call.
+
     A store keeps every context that was imported or stored, once that call has returned, and is open in one process at a time.
     token: the server's token. timeout: how many seconds each call on a server may take, or a table of them; a call, or a session,
     that has a timeout of its own goes by that. tls: the certificates for `kvdbs://`, if they are not those of this machine.
@@ -37,7 +40,8 @@ def connect(
     optimizer beside its own, each with a name, `before` (the name of the rule that is asked next) and `when(facts, part, heads)`.
 
     Raises InvalidArgument for a target that names no database or a rule that cannot be added, Unavailable for a server that does
-    not answer and a store that is open elsewhere, Unauthenticated for a wrong token, and ConfigError.
+    not answer and a store that is open elsewhere, Unauthenticated for a wrong token, ForkedProcess in a child for a store
+    that its parent had open, and ConfigError.
     """
     if not isinstance(target, str | Path | None):
         raise InvalidArgument(f"target is {target!r}; expected kvdb://host:port, a folder, or nothing for one in memory")

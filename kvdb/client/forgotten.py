@@ -11,6 +11,7 @@ from threading import Lock, Thread
 from typing import Protocol
 from weakref import finalize
 
+import kvdb.forks as forks
 from kvdb.errors import KvdbError
 
 END_SECONDS_MAX = 1.0
@@ -26,16 +27,16 @@ class Closable(Protocol):
 class Closer:
     """Closes forgotten sessions in one thread, which is started with the first session. Thread-safe."""
 
+    _thread: Thread | None
+
     def __init__(self) -> None:
-        self._forgotten: SimpleQueue[Closable | None] = SimpleQueue()  # whose `put` may interrupt itself; None ends the thread
-        self._lock = Lock()
-        self._thread: Thread | None = None
-        self._ending = False
+        self._begin()
+        forks.in_child(self, Closer._begin)
 
     def close_with(self, handle: object, closable: Closable) -> "finalize[[Closable], object]":
         """Close the session when nobody holds the handle any more. Call `detach` of the result once it is closed otherwise."""
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():  # as in the child of a fork
+            if self._thread is None or not self._thread.is_alive():  # one that could not be closed has ended it
                 self._thread = Thread(target=self._run, name="kvdb-client-closer", daemon=True)
                 self._thread.start()
         finalizer = finalize(handle, self._forgotten.put, closable)
@@ -50,6 +51,12 @@ class Closer:
         if thread is not None:
             self._forgotten.put(None)
             thread.join(END_SECONDS_MAX)
+
+    def _begin(self) -> None:
+        self._forgotten: SimpleQueue[Closable | None] = SimpleQueue()  # whose `put` may interrupt itself; None ends the thread
+        self._lock = Lock()
+        self._thread = None
+        self._ending = False
 
     def _run(self) -> None:
         while (forgotten := self._forgotten.get()) is not None:

@@ -8,6 +8,7 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 import kvdb.deadlines as deadlines
+import kvdb.forks as forks
 import kvdb.validate as validate
 from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import deviation
@@ -265,12 +266,14 @@ class Session:
 
 
 def transports_of(sessions: Iterable[Any]) -> list[SessionTransport]:
-    """The transport of each session. Raises InvalidArgument for what is no session."""
+    """The transport of each session. Raises InvalidArgument for what is no session, and ForkedProcess."""
     given = list(validate.iterable("sessions", sessions, "what create_session returns"))
     for i, session in enumerate(given):
         if not isinstance(session, Session):
             raise InvalidArgument(f"sessions[{i}] is a {type(session).__name__}; expected what create_session returns")
-    return [session._transport for session in given]
+    transports = [session._transport for session in given]
+    forks.check(transports)
+    return transports
 
 
 def _positions(given: Any) -> Positions:

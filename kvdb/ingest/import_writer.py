@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 import kvdb.deadlines as deadlines
+import kvdb.forks as forks
 import kvdb.validate as validate
 from kvdb.catalog.overhead import segment_nbytes
 from kvdb.catalog.segment_view import Views, release_views, visible_tokens
@@ -54,6 +55,7 @@ class ImportWriter:
         self._beside = Reservation(publisher.budget)
         self._lock = Lock()
         self._open = True
+        forks.stays_behind(self, *forks.IMPORT)
         with ExitStack() as undo:
             undo.callback(self._release)
             self._beside.resize(segment_nbytes(self.spec.layers, len(target.tokens)))

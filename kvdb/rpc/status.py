@@ -33,6 +33,7 @@ STATUS: Mapping[type[KvdbError], grpc.StatusCode] = {
     errors.PositionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.SpecMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.SessionClosed: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.ForkedProcess: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -7,6 +7,7 @@ from time import time
 from typing import Protocol
 
 import kvdb.catalog.residency as residency
+import kvdb.forks as forks
 import kvdb.validate as validate
 from kvdb.catalog.overhead import session_nbytes
 from kvdb.catalog.relayout import Relayout
@@ -83,6 +84,7 @@ class OpenSession:
         self.turns = RLock()
         self.due = False
         self._open = True
+        forks.stays_behind(self, *forks.SESSION)
         _count_open(self.views, 1)
         try:
             services.handles.add(self)

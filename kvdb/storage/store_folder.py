@@ -21,13 +21,17 @@ import weakref
 from contextlib import ExitStack
 from pathlib import Path
 
-from kvdb.errors import IntegrityError, InvalidArgument, KvdbError, Unavailable, Unsupported
+import kvdb.forks as forks
+from kvdb.errors import ForkedProcess, IntegrityError, InvalidArgument, KvdbError, Unavailable, Unsupported
 
 FORMAT, VERSION = "kvdb store", 3
 """What the label says of a store that is written today. Older ones become so when they are opened (`StoreFolder.stamp`)."""
 LABEL, LOCK, CATALOG, SEGMENTS = "store.json", "lock", "catalog.db", "segments"
 NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 """What file systems say that lock no folders."""
+
+_left_behind: dict[tuple[int, int], int] = {}
+"""Stores that were open when this process was forked, and in which process."""
 
 
 class StoreFolder:
@@ -40,7 +44,8 @@ class StoreFolder:
         """Open the store at a path, or make one where nothing is, or an empty folder.
 
         Raises InvalidArgument for a folder that is no store and for what is no path, Unsupported for a store of another version,
-        IntegrityError for one whose label cannot be read, and Unavailable where it is open already or cannot be used.
+        IntegrityError for one whose label cannot be read, Unavailable where it is open already or cannot be used, and
+        ForkedProcess for one that was open when this process was forked.
         """
         path = path.absolute()  # the process may change its folder
         self._folder = path
@@ -49,6 +54,7 @@ class StoreFolder:
         with ExitStack() as undo:
             try:
                 path.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self._process, self._identity = os.getpid(), _identity(path)
                 _check_is_store_or_empty(path)
                 _lock(path, undo)
                 self.key, self._version = _label(path)
@@ -61,6 +67,7 @@ class StoreFolder:
             except ValueError as error:  # a character that no path has
                 raise InvalidArgument(f"{str(path)!r} is no path of a store ({error})") from None
             self._finalizer = weakref.finalize(self, undo.pop_all().close)
+            forks.in_child(self, StoreFolder._forked)
 
     def stamp(self) -> None:
         """Say in the label that everything in the store is of this version. Raises Unavailable."""
@@ -82,6 +89,25 @@ class StoreFolder:
     def close(self) -> None:
         """Unlock the store. Everything in it stays."""
         self._finalizer()
+
+    def _forked(self) -> None:
+        """Leave the lock to the parent, with whose end it ends then."""
+        if self._finalizer.alive:
+            _left_behind[self._identity] = self._process
+            self._finalizer()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Device and inode of a folder. Raises ForkedProcess for a store that a parent had open at the fork, for SQLite takes what it
+    kept of the catalogue's file for its own."""
+    found = path.stat()
+    identity = found.st_dev, found.st_ino
+    if identity in _left_behind:
+        raise ForkedProcess(
+            f"the store {path} was open in process {_left_behind[identity]} when that was forked into this one, {os.getpid()}; "
+            "open it in a process that was started otherwise (multiprocessing's spawn), or that was forked before"
+        )
+    return identity
 
 
 def sync_folder(path: Path) -> None:

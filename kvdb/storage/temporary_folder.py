@@ -7,6 +7,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+import kvdb.forks as forks
 from kvdb.errors import Unavailable
 from kvdb.storage.beside import written
 
@@ -36,12 +37,13 @@ class TemporaryFolder:
             ) from None
         self.key = self.path.name
         self._finalizer = weakref.finalize(self, _remove_own, self.path, alive, os.getpid())
+        forks.in_child(self, TemporaryFolder.close)
 
     def sync(self) -> None:
         """Nothing is kept."""
 
     def close(self) -> None:
-        """Remove the folder with its files."""
+        """Remove the folder with its files; in the child of a fork, leave it to the parent, with whose end its lock ends."""
         self._finalizer()
 
 
@@ -88,7 +90,7 @@ def _clear(folder: Path) -> None:
 
 
 def _remove_own(folder: Path, alive: int, process: int) -> None:
-    if os.getpid() == process:  # not in a fork, which has inherited the finalizer
+    if os.getpid() == process:
         with suppress(OSError):
             _clear(folder)
-        os.close(alive)
+    os.close(alive)

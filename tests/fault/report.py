@@ -23,8 +23,8 @@ PAGE = ROOT / "docs" / "reliability.md"
 PIECES = ROOT / "build" / "fault.jsonl"
 HEAD = """# What was tried to lose data, and what was lost
 
-`make fault` writes this page: it plays the faults below on a store and compares what is there afterwards with what was \
-acknowledged. Every piece has a seed, with which it can be played again.
+`make fault` writes this page: it plays the faults below on a store, or forks processes, and compares what is there \
+afterwards with what was acknowledged. Every piece has a seed, with which it can be played again.
 
 | fault | how | what came of it | kvdb |
 |---|---|---|---|
@@ -98,6 +98,7 @@ def pieces(given):
     retrying = "a sync that failed is tried again and its second answer believed (control)"
     yield Piece.of(retrying, "every_call", "--fault", "EIO", "--calls", "fsync", "--writer", "retrying")
     yield Piece.of("a disk that is full at any point of any call", "no_room", "--every", 8192 * given.every)
+    yield from _seeded("forks while threads of the parent ask", "forks", "--forks", given.forks, 100, seed)
     yield Piece.of("a full disk, one that is read-only, few open files", "limits")
 
 
@@ -144,6 +145,7 @@ def main():
     parser.add_argument("--cuts", type=int, default=500)
     parser.add_argument("--examples", type=int, default=500, help="stores that are used in any order")
     parser.add_argument("--stores", type=int, default=200, help="with which each mistake is made")
+    parser.add_argument("--forks", type=int, default=200, help="children of processes that use a database")
     parser.add_argument("--every", type=int, default=1, help="only every such system call")
     parser.add_argument("--seed", type=int, default=1, help="of the first piece")
     parser.add_argument("--pieces", type=Path, default=PIECES, help="where what was played is noted")

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import grpc
 
 from kvdb.client.remote.alarm import Alarm
+from kvdb.client.remote.fork_gate import GATE
 from kvdb.client.remote.message_limits import MessageLimits
 from kvdb.client.remote.shared_memory.lanes import LocalServer, SharedLanes
 from kvdb.client.remote.stream import Stream
@@ -40,8 +41,9 @@ class Connection(MessageLimits):
     """
 
     def __init__(self, target: str, token: str, timeouts: Timeouts, tls: Tls) -> None:
-        """Raises InvalidArgument for an invalid target or token, ConfigError for certificates that cannot be read, Unavailable or
-        Unauthenticated."""
+        """Raises InvalidArgument for an invalid target or token, ConfigError for certificates that cannot be read, Unavailable,
+        Unauthenticated or ForkedProcess."""
+        GATE.check()
         self.target = target
         self.metadata = metadata_of(token)
         self.direct = True
@@ -126,7 +128,8 @@ class Connection(MessageLimits):
 
     def _unary(self, method: Any, request: object, seconds: float) -> tuple[Any, Any]:
         """The reply, and the metadata behind it. Raises RpcError."""
-        reply, ended = method.with_call(request, metadata=self.metadata, timeout=seconds)
+        with GATE:
+            reply, ended = method.with_call(request, metadata=self.metadata, timeout=seconds)
         return reply, ended.trailing_metadata()
 
     def _keep(self, timings: CallTimings | None) -> None:

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
 import kvdb.client.remote.messages as messages
 import kvdb.deadlines as deadlines
+import kvdb.forks as forks
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
@@ -61,8 +64,11 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
 
         Raises InvalidArgument, ConfigError, Unavailable or Unauthenticated.
         """
-        self._connection = connect(target, token, timeouts or Timeouts(), tls or Tls())
+        self._connect = partial(connect, target, token, timeouts or Timeouts(), tls or Tls())
+        self._connection: Connection | None = self._connect()
+        self._connecting = Lock()
         self._sessions = OpenSessions()
+        forks.in_child(self, RemoteDatabase._forked)
 
     def begin_import(
         self,
@@ -233,14 +239,18 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
     @property
     def last_timings(self) -> CallTimings | None:
         """What the server measured of this thread's last unary call."""
-        return self._connection.last_timings
+        return None if self._connection is None else self._connection.last_timings
 
     def close(self) -> None:
         """Close every session opened here, and the channel. Closing twice does nothing."""
-        with deadlines.unbounded(), deadlines.within(self._connection.limits.group("attend")):
+        connection = self._connection
+        if connection is None:
+            self._sessions.close()  # there are none
+            return
+        with deadlines.unbounded(), deadlines.within(connection.limits.group("attend")):
             first = self._sessions.close()
         if first:
-            self._connection.close()
+            connection.close()
 
     def _drop(self, request: pb.DropContextsRequest) -> pb.DropContextsReply:
         connection = self._connected()
@@ -270,7 +280,18 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
 
     def _connected(self) -> Connection:
         self._sessions.check_open()
-        return self._connection
+        return self._connection or self._reconnected()
+
+    def _reconnected(self) -> Connection:
+        """The connection of this process, a child. Raises Unavailable, Unauthenticated or ForkedProcess."""
+        with self._connecting:
+            self._connection = self._connection or self._connect()
+            return self._connection
+
+    def _forked(self) -> None:
+        """Have a connection of the child's own, from its first call on."""
+        forks.keep(self._connection)
+        self._connection, self._connecting = None, Lock()
 
 
 def _infos(reply: pb.IndexesReply) -> list[IndexInfo]:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from kvdb.client.remote.connection import Connection
+from kvdb.client.remote.fork_gate import GATE
 from kvdb.client.remote.stream import DECODE
 from kvdb.errors import KvdbError, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
@@ -88,6 +89,10 @@ class DirectDecode:
     def exchange(self, request: bytes) -> pb.DecodeReply:
         """Send a request and wait for its reply. Raises the error that ended the call, NotSent, or Unavailable where the private
         parts fail when the request may have been sent."""
+        with GATE:
+            return self._exchange(request)
+
+    def _exchange(self, request: bytes) -> pb.DecodeReply:
         try:
             send = cygrpc.SendMessageOperation(request, 0)
             self._call.operate((send, cygrpc.ReceiveMessageOperation(0)), _REPLIED)

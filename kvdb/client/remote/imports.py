@@ -1,5 +1,6 @@
 """An import on a server: one streaming call. Unless it ends with a commit, nothing is stored."""
 
+import kvdb.forks as forks
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.errors import SessionClosed
@@ -25,6 +26,7 @@ class RemoteImport:
         self.spec = spec
         self._stream = connection.stream(METHOD, pb.ImportReply.FromString)
         self._open = True
+        forks.stays_behind(self, *forks.IMPORT)
         self.start: int = self._exchange(pb.ImportRequest(begin=begin)).begun.start
 
     def write(self, layer: int, k: Array, v: Array) -> None:

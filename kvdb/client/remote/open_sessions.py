@@ -4,6 +4,7 @@ from threading import Lock
 from typing import Protocol
 from weakref import WeakSet
 
+import kvdb.forks as forks
 from kvdb.errors import Unavailable
 
 
@@ -17,9 +18,9 @@ class OpenSessions:
     """Open sessions, without those that Python has collected. Thread-safe."""
 
     def __init__(self) -> None:
-        self._sessions: WeakSet[OpenSession] = WeakSet()
         self._open = True
-        self._lock = Lock()
+        self._begin()
+        forks.in_child(self, OpenSessions._begin)  # those of a parent stay its own
 
     def check_open(self) -> None:
         """Raises Unavailable after `close`."""
@@ -42,3 +43,7 @@ class OpenSessions:
         for session in sessions:
             session.close()
         return True
+
+    def _begin(self) -> None:
+        self._sessions: WeakSet[OpenSession] = WeakSet()
+        self._lock = Lock()

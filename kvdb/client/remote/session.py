@@ -6,6 +6,7 @@ from typing import Any
 
 import kvdb.client.remote.messages as messages
 import kvdb.deadlines as deadlines
+import kvdb.forks as forks
 import kvdb.validate as validate
 from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import score_name
@@ -67,6 +68,7 @@ class RemoteSession:
         self.shared = SharedCalls(connection.lanes, spec, connection.timed)
         self._lock = connection.lock()
         self._open = True
+        forks.stays_behind(self, *forks.SESSION)
         try:
             sessions.add(self)
         except Unavailable:

@@ -1,6 +1,7 @@
 """One channel of asyncio to one server, for functions that are carried out in its event loop."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, cast
@@ -14,7 +15,7 @@ from kvdb.client.remote.aio.carried import Turns, carried, is_carried
 from kvdb.client.remote.connection import Connection, open_channel
 from kvdb.client.remote.shared_memory.lanes import LocalServer
 from kvdb.config import Timeouts, Tls
-from kvdb.errors import KvdbError, Unavailable
+from kvdb.errors import ForkedProcess, KvdbError, Unavailable
 from kvdb.types import CallTimings
 
 
@@ -22,8 +23,17 @@ class AsyncConnection(Connection):
     """An open channel to a server that answered, of one event loop. It shares no memory with the server, because waiting there
     would hold up the loop. Cancelling a task breaks its call off on the server too."""
 
+    _process: int | None = None
+    """In which asyncio first used gRPC."""
+
     def __init__(self, target: str, token: str, timeouts: Timeouts, tls: Tls) -> None:
-        """Raises what `Connection` raises."""
+        """Raises what `Connection` raises, and ForkedProcess in the child of a process that had one."""
+        process = AsyncConnection._process = AsyncConnection._process or os.getpid()
+        if process != os.getpid():  # gRPC's thread for asyncio is begun once, and is not there
+            raise ForkedProcess(
+                f"process {process} had a connection for asyncio when it was forked into this one, {os.getpid()}, where gRPC has "
+                "none any more; use kvdb.connect here, or multiprocessing's spawn"
+            )
         self._loop = asyncio.get_running_loop()
         self._timings: WeakKeyDictionary[asyncio.Task[Any], CallTimings | None] = WeakKeyDictionary()
         self._ending: set[asyncio.Task[None]] = set()  # the loop itself holds no task

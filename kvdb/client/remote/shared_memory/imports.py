@@ -5,6 +5,7 @@ from contextlib import suppress
 import numpy as np
 
 import kvdb.deadlines as deadlines
+import kvdb.forks as forks
 import kvdb.validate as validate
 from kvdb.client.remote.shared_memory.lane import SharedLane
 from kvdb.client.remote.shared_memory.lanes import SharedLanes
@@ -33,6 +34,7 @@ class SharedImport:
         self._lanes = lanes
         self._lane: SharedLane | None = lane
         self._pieces = 0
+        forks.stays_behind(self, *forks.IMPORT)
         try:
             lane.region.write(_PLACES_AT, begin)
             reply = aligned(_PLACES_AT + len(begin))

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import kvdb._native as _native
+import kvdb.forks as forks
 from kvdb.errors import KvdbError, Unavailable
 from kvdb.rpc.shared_records import (
     GOODBYE,
@@ -47,6 +48,7 @@ class SharedLane:
         self._waiting: list[SharedRequest] = []
         self.rested = 0.0
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        forks.in_child(self, SharedLane._forked)
         try:
             self._socket.settimeout(CONNECT_SECONDS)
             self._socket.connect(address_of(path))
@@ -126,6 +128,11 @@ class SharedLane:
             self._socket.send(GOODBYE)
         self._socket.close()
         self.region.ring.stop()
+
+    def _forked(self) -> None:
+        """Leave the lane to the parent: the server is to see that it is gone when the parent is."""
+        self.broken = True
+        self._socket.close()
 
     def _next(self, seconds: float) -> SharedAnswer:
         data = self._take(min(seconds, LOOK_SECONDS))
