@@ -33,8 +33,8 @@ from kvdb.catalog.catalog_tables import (
     schema,
 )
 from kvdb.catalog.life import Life
-from kvdb.errors import IntegrityError, Unsupported
-from kvdb.storage.store_folder import VERSION
+from kvdb.errors import IntegrityError
+from kvdb.storage.store_folder import VERSION, unreadable
 
 
 class CatalogFile:
@@ -142,7 +142,7 @@ def _prepare(database: CatalogDatabase) -> None:
     elif application != APPLICATION:
         raise IntegrityError(f"{database.path} is no catalogue of kvdb; nothing of it was touched")
     elif not FIRST_VERSION <= version <= VERSION:
-        raise Unsupported(f"{database.path} has version {version}; this kvdb reads versions {FIRST_VERSION} to {VERSION}")
+        raise unreadable(str(database.path), version)
     elif version == FIRST_VERSION:
         _upgrade_first(database)
 
