@@ -3,7 +3,7 @@
     --enable-hierarchical-cache --page-size 64 --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{
         "backend_name": "kvdb", "module_path": "engine_adapter.sglang.storage", "class_name": "KvdbStorage",
         "interface_v1": 1, "hicache_storage_pass_prefix_keys": true,
-        "target": "kvdb://127.0.0.1:7171", "spec": "spec.json"}'
+        "target": "kvdb://127.0.0.1:7700", "spec": "spec.json"}'
 
 target: what `kvdb.connect` takes. spec: the fields of the model's `kvdb.ModelSpec`, or the file that holds them, as
 `ModelSpec.to_dict` gives them: it identifies the weights, which SGLang does not.

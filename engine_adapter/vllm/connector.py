@@ -2,7 +2,7 @@
 
     --kv-transfer-config '{
         "kv_connector": "KvdbConnector", "kv_connector_module_path": "engine_adapter.vllm.connector", "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"target": "kvdb://127.0.0.1:7171"}}'
+        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"target": "kvdb://127.0.0.1:7700"}}'
 
 target: what `kvdb.connect` takes. Beside it may stand loads: "layerwise" ahead of the forward pass, the default, or "async",
 while the request waits and others go on; attention, see `engine_adapter.vllm.attention_options`; and blend, see

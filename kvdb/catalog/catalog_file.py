@@ -38,8 +38,8 @@ from kvdb.catalog.catalog_tables import (
 )
 from kvdb.catalog.life import Life
 from kvdb.catalog.writer import Writer
-from kvdb.errors import CapacityError, IntegrityError, Unavailable, Unsupported
-from kvdb.storage.store_folder import VERSION
+from kvdb.errors import CapacityError, IntegrityError, Unavailable
+from kvdb.storage.store_folder import VERSION, unreadable
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def _prepare(database: CatalogDatabase) -> None:
     elif application != APPLICATION:
         raise IntegrityError(f"{database.path} is no catalogue of kvdb; nothing of it was touched")
     elif not FIRST_VERSION <= version <= VERSION:
-        raise Unsupported(f"{database.path} has version {version}; this kvdb reads versions {FIRST_VERSION} to {VERSION}")
+        raise unreadable(str(database.path), version)
     elif version < VERSION:
         _upgrade(database, first=version == FIRST_VERSION)
     database.writer = Writer(db)

@@ -48,7 +48,7 @@ class Manifest(NamedTuple):
         if fields["format"] != FORMAT:
             raise ValueError(f"its format is {fields['format']!r}")
         if fields["version"] != VERSION:
-            raise Unsupported(f"the file has version {fields['version']!r}; this kvdb reads version {VERSION}")
+            raise Unsupported(f"the file has version {fields['version']!r}; this kvdb reads version {VERSION}, so upgrade kvdb")
         spec, tokens = ModelSpec.from_dict(fields["spec"]), int(fields["tokens"])
         return cls(str(fields["name"]), spec, str(fields["salt"]), tokens, bool(fields.get("exact", True)))
 

@@ -69,7 +69,7 @@ class SegmentFolder:
         name, contents = with_room(lambda: self._begin(spec, layout, layers, tokens), self.evict, nbytes)
         with ExitStack() as undo:
             undo.callback(self._forget, name, contents.nbytes)
-            writing = SegmentWriting(self.path / name, contents, self._threads)
+            writing = SegmentWriting(self.path / name, contents, self._threads, self._home.setting)
             undo.pop_all()
         return writing
 

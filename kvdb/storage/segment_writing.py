@@ -8,6 +8,7 @@ the head with the sums, and waiting for the disk.
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -41,12 +42,13 @@ class SegmentWriting:
     but the end.
     """
 
-    def __init__(self, path: Path, contents: Contents, threads: Executor) -> None:
-        """path: of the finished file. Raises CapacityError where the disk is full and Unavailable where it cannot be written;
-        then there is no file."""
+    def __init__(self, path: Path, contents: Contents, threads: Executor, setting: str) -> None:
+        """path: of the finished file. setting: the one that says where its folder is. Raises CapacityError where the
+        disk is full and Unavailable where it cannot be written; then there is no file."""
         self.path = path
         self.contents = contents
         self._threads = threads
+        self._setting = setting
         self.unfinished = path.with_name(f".{path.name}")
         self._sums = np.empty((contents.layers, contents.units), np.uint32)
         self._pieces = [list(reversed(list(contents.pieces()))) for _ in range(contents.layers)]  # those that are still to come
@@ -138,11 +140,12 @@ class SegmentWriting:
         kept, folder = "everything stays in main memory", self.path.parent
         if error.errno in FULL:
             return CapacityError(
-                f"{folder} has no room for a segment of {self.contents.nbytes:,} bytes: {error.strerror}; {kept}, so free some "
-                "of the disk, drop contexts, or set another storage.disk_path"
+                f"{folder} has no room for a segment of {self.contents.nbytes:,} bytes: {error.strerror}, with "
+                f"{shutil.disk_usage(folder).free:,} bytes free on its file system; {kept}, so free some of that disk, drop "
+                f"contexts, or let {self._setting} be on another"
             )
         return Unavailable(
-            f"{folder} cannot be written to: {error.strerror}; {kept}, so make the folder of storage.disk_path a writable one"
+            f"{folder} cannot be written to: {error.strerror}; {kept}, so make the folder of {self._setting} a writable one"
         )
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import kvdb.forks as forks
 from kvdb.errors import ForkedProcess, IntegrityError, InvalidArgument, KvdbError, Unavailable, Unsupported
+from kvdb.version import __version__
 
 FORMAT, VERSION = "kvdb store", 3
 """What the label says of a store that is written today. Older ones become so when they are opened (`StoreFolder.stamp`)."""
@@ -34,11 +35,20 @@ _left_behind: dict[tuple[int, int], int] = {}
 """Stores that were open when this process was forked, and in which process."""
 
 
+def unreadable(what: str, version: object) -> Unsupported:
+    """The error for a version, of a store or its catalogue, that this kvdb does not know."""
+    newer = f": it is {__version__}, and a newer one wrote that, so upgrade kvdb, or restore a backup that this one wrote"
+    advice = newer if isinstance(version, int) and version > VERSION else ""
+    return Unsupported(f"{what} has version {version!r:.100}; this kvdb reads versions 1 to {VERSION}{advice}")
+
+
 class StoreFolder:
     """The folder of one store, which this process has locked; see `kvdb.storage.disk.Home`, whose path is that of the segments.
 
     catalog: the path of its catalogue.
     """
+
+    setting = "storage.path"
 
     def __init__(self, path: Path) -> None:
         """Open the store at a path, or make one where nothing is, or an empty folder.
@@ -183,5 +193,5 @@ def _label(path: Path) -> tuple[str, int]:
     if found != FORMAT or not isinstance(key, str):
         raise InvalidArgument(f"{path} is no kvdb store: its {LABEL} says {found!r:.100}")
     if version not in range(1, VERSION + 1):
-        raise Unsupported(f"the store {path} has version {version!r:.100}; this kvdb reads versions 1 to {VERSION}")
+        raise unreadable(f"the store {path}", version)
     return key, version

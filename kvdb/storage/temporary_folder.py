@@ -25,6 +25,8 @@ class TemporaryFolder:
     with that marker; nothing else below the path is touched.
     """
 
+    setting = "storage.disk_path"
+
     def __init__(self, path: Path) -> None:
         """Raises Unavailable for a path at which no folder can be made or written to."""
         path = path.absolute()  # the process may change its folder

@@ -1,5 +1,6 @@
 """What is no store, or not for this kvdb, or not for this process, is refused by a typed error, and nothing of it is changed."""
 
+import errno
 import json
 import os
 import sqlite3
@@ -41,6 +42,19 @@ def store(tmp_path):
     return tmp_path / "store"
 
 
+def test_a_full_disk_is_told_by_the_setting_of_the_store(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with connect(tmp_path) as db:
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(
+            CapacityError, match=r"No space left .* [\d,]+ bytes free on its file system; .* storage\.path "
+        ) as told:
+            put(db, DOC, "doc")
+        assert "disk_bytes_max" not in str(told.value)
+
+
 def say_newer(folder):
     label = json.loads((folder / "store.json").read_bytes())
     (folder / "store.json").write_text(json.dumps({**label, "version": 4}))
@@ -66,8 +80,8 @@ def garble_catalogue(folder):
 @pytest.mark.parametrize(
     ("change", "error", "told"),
     [
-        (say_newer, Unsupported, "has version 4; this kvdb reads versions 1 to 3"),
-        (say_newer_in_catalogue, Unsupported, "has version 4; this kvdb reads versions 1 to 3"),
+        (say_newer, Unsupported, "has version 4; this kvdb reads versions 1 to 3: .*, so upgrade kvdb"),
+        (say_newer_in_catalogue, Unsupported, "has version 4; this kvdb reads versions 1 to 3: .*, so upgrade kvdb"),
         (lose_catalogue, IntegrityError, "is gone, and .* is not empty; nothing of the store was touched"),
         (empty_catalogue, IntegrityError, "is gone, and .* is not empty; nothing of the store was touched"),
         (garble_catalogue, IntegrityError, "nothing of it was touched"),

@@ -21,7 +21,7 @@ CRUMBS = BlockLayout("float32", kv_heads=2, head_dim=8, block_size=3)
 def write(path, contents, tables):
     """A file of these tables, one a layer."""
     with ThreadPoolExecutor(2) as threads:
-        return SegmentWriting(path, contents, threads).finish(tables, synced=True)
+        return SegmentWriting(path, contents, threads, "storage.path").finish(tables, synced=True)
 
 
 class Stored:

@@ -33,7 +33,7 @@ def test_tokens_may_come_in_any_order_of_layers_and_in_parts_of_any_size(tmp_pat
     synced = data.draw(st.booleans())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment_head, "PIECE_BYTES", piece)
-        writing = SegmentWriting(folder / "1.segment", stored.contents(), threads)
+        writing = SegmentWriting(folder / "1.segment", stored.contents(), threads, "storage.path")
         tables = [BlockTable(stored.tier, stored.layout) for _ in range(stored.layers)]
         for layer, n in [*parts, *((layer, tokens) for layer in range(stored.layers))]:
             table, (k, v) = tables[layer], stored.kv[layer]
@@ -55,7 +55,7 @@ def test_what_cannot_be_written_is_said_while_tokens_still_come(tmp_path, thread
     def failing(*_):
         raise OSError(number, os.strerror(number))
 
-    writing = SegmentWriting(tmp_path / "0.segment", stored.contents(), threads)
+    writing = SegmentWriting(tmp_path / "0.segment", stored.contents(), threads, "storage.path")
     monkeypatch.setattr(os, "pwritev", failing)
     assert until(lambda: _raised(writing, stored, error))
     with pytest.raises(error, match=os.strerror(number)):
@@ -88,7 +88,7 @@ def test_no_block_is_read_any_more_once_a_file_was_abandoned(tmp_path, monkeypat
     monkeypatch.setattr(os, "pwritev", noted)
     with ThreadPoolExecutor(3) as threads:
         for _ in range(20):
-            writing = SegmentWriting(tmp_path / "0.segment", stored.contents(), threads)
+            writing = SegmentWriting(tmp_path / "0.segment", stored.contents(), threads, "storage.path")
             for layer, table in enumerate(stored.tables):
                 writing.take(layer, table)
             writing.abandon()
@@ -105,6 +105,6 @@ def test_a_disk_without_room_is_found_before_anything_is_written(tmp_path, threa
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(CapacityError, match="has no room for a segment of"):
-        SegmentWriting(tmp_path / "0.segment", stored.contents(), threads)
+        SegmentWriting(tmp_path / "0.segment", stored.contents(), threads, "storage.path")
     assert os.listdir(tmp_path) == []
     stored.close()

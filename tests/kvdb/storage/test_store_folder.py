@@ -61,7 +61,7 @@ def test_a_folder_that_is_no_store_is_left_alone(tmp_path):
         (
             json.dumps({"format": "kvdb store", "version": 4, "id": "0"}),
             Unsupported,
-            "has version 4; this kvdb reads versions 1 to 3",
+            "has version 4; this kvdb reads versions 1 to 3: .*, so upgrade kvdb",
         ),
         (json.dumps({"format": "another", "version": 1, "id": "0"}), InvalidArgument, "says 'another'"),
         (json.dumps({"format": "kvdb store", "version": 1, "id": 0}), InvalidArgument, "is no kvdb store"),
