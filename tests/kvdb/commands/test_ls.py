@@ -115,7 +115,7 @@ def test_a_store_that_is_open_is_told(tmp_path, capsys):
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
         assert main(["ls", "--server", str(tmp_path)]) == 4
-        assert "is open already, in process" in capsys.readouterr().err
+        assert "is open already, in this very process" in capsys.readouterr().err
         assert names(db) == ["doc"]
 
 
