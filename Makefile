@@ -141,7 +141,7 @@ deploy-test: $(VENV)/ready ## build the image and run it, alone, with TLS and by
 
 .PHONY: demo-vllm
 demo-vllm: $(VENV)/ready $(VLLM_VENV)/$(VLLM) ## vLLM without kvdb and on it, over a restart (make real-model first)
-	@OMP_WAIT_POLICY=PASSIVE $(VLLM_VENV)/bin/python -m benchmarks.vllm_demo
+	@$(VLLM_VENV)/bin/python -m benchmarks.vllm_demo
 
 $(VLLM_VENV)/$(VLLM): $(native_sources)
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)

@@ -1,15 +1,16 @@
 """What does kvdb save vLLM, and what does it cost? Each figure is of processes of their own, over SmolLM2 (`make real-model`).
 
-    OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.vllm {first-token,save-cost,prompts,chats} [--dtype float32]
+    .venv-vllm/bin/python -m benchmarks.vllm {first-token,save-cost,prompts,chats} [--dtype float32]
 
 first-token: seconds until the first token of a prompt (--tokens) in a new process: plain vLLM, vLLM with kvdb that another
 process filled, its loads ahead of the layers or while the request waits ("async"), and vLLM with its own example connector over
-files (`ExampleConnector`); --repeat processes each, in turns.
+files (`ExampleConnector`); --repeat processes each, in turns, of all --ways.
 save-cost: requests without a hit, one after the other, with and without saving, in turns within a process.
 prompts: greedy tokens of 20 prompts beside plain vLLM's: computed in batches, found in a second process in batches with cancelled
 neighbours, and with so few blocks that requests are preempted.
 chats: ten chats of five turns over a restart behind every turn.
-Needs vLLM, so it runs by vLLM's own Python.
+Every process has its threads on the same processors, with a connector and without one (`vllm_binding.py`), which is checked and
+printed. Needs vLLM, so it runs by vLLM's own Python.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from benchmarks import vllm_binding
 from benchmarks.harness import machine, report
 from engine_adapter.models.pretrained import novels, real_model_folder
 
 Job = dict[str, Any]
 PROCESS_S = 900.0
+WAYS = ("plain", "kvdb", "async", "files")
 
 
 def main() -> None:
@@ -38,9 +41,10 @@ def main() -> None:
     parser.add_argument("figure", choices=FIGURES)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[2500, 7500])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help="plain among them")
     parser.add_argument("--repeat", type=int, default=3, help="processes of each kind")
     given = parser.parse_args()
-    report("machine", **machine())
+    report("machine", **machine(), every_vllm=vllm_binding.wanted())
     with tempfile.TemporaryDirectory(prefix="kvdb-vllm-") as folder:
         FIGURES[given.figure](given, Path(folder))
 
@@ -49,9 +53,11 @@ def first_token(given: argparse.Namespace, folder: Path) -> None:
     for tokens in given.tokens:
         call = [[{"prompt": prose(0, tokens), "tokens": 8}]]
         store = folder / f"store-{tokens}"
-        connectors = {"plain": None, "kvdb": kvdb_in(store), "files": files_in(folder / f"files-{tokens}")}
+        all_ways = {"plain": None, "kvdb": kvdb_in(store), "files": files_in(folder / f"files-{tokens}")}
+        connectors = {name: connector for name, connector in all_ways.items() if name in given.ways}
         filled = {name: run(given, connector, calls=call) for name, connector in connectors.items() if connector}
-        connectors["kvdb, async"] = kvdb_in(store, loads="async")
+        if "async" in given.ways:
+            connectors["async"] = kvdb_in(store, loads="async")
         found: dict[str, list[Job]] = {name: [] for name in connectors}
         for _ in range(given.repeat):
             for name, connector in [*connectors.items()]:
@@ -71,6 +77,7 @@ def first_token(given: argparse.Namespace, folder: Path) -> None:
                 way=name,
                 filled_s=filled[name]["calls"][0][0]["first_s"] if name in filled else None,
                 first_s=median(one["first_s"] for one in answers),
+                each_s=[round(one["first_s"], 3) for one in answers],
                 times_sooner=plain / median(one["first_s"] for one in answers),
                 cached=answers[0]["cached"],
                 tokens_equal=[one["tokens"] == found["plain"][0]["tokens"] for one in answers],
@@ -185,17 +192,20 @@ def prose(start: int, tokens: int) -> list[int]:
 
 
 def run(given: argparse.Namespace, connector: Job | None, **job: Any) -> Job:
-    """What a new process of vLLM answers. Raises CalledProcessError, with the end of its log on stderr too."""
+    """What a new process of vLLM answers. Raises CalledProcessError, with the end of its log on stderr too, and RuntimeError if
+    its threads are not those of every other."""
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder, "job.json"), Path(folder, "result.json")
         asked.write_text(json.dumps({"dtype": given.dtype, "connector": connector, **job}))
         command = [sys.executable, "-m", "benchmarks.vllm_process", str(asked), str(answered)]
-        own = {"OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        own = vllm_binding.environment() | {"VLLM_CPU_KVCACHE_SPACE": "1"}
         done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=PROCESS_S, check=False)
         if done.returncode:
             print(done.stderr[-4000:], file=sys.stderr)
             done.check_returncode()
         result: Job = json.loads(answered.read_text())
+        if result["binding"] != vllm_binding.wanted():
+            raise RuntimeError(f"vLLM is bound as {result['binding']}; expected {vllm_binding.wanted()}, as every other")
         return result
 
 

@@ -1,6 +1,6 @@
 """What does a token take in vLLM when kvdb answers the attention, beside vLLM's own kernel? In turns, within one process.
 
-Needs vLLM, so it runs by vLLM's own Python: OMP_WAIT_POLICY=PASSIVE .venv-vllm/bin/python -m benchmarks.vllm_attention TARGET.
+Needs vLLM, so it runs by vLLM's own Python: .venv-vllm/bin/python -m benchmarks.vllm_attention TARGET.
 The first run computes the prompt, which takes minutes, and stores it under the target; others load it.
 """
 
@@ -13,9 +13,10 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import vllm_binding
 from benchmarks.harness import machine, report
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | vllm_binding.environment()
 
 from tokenizers import Tokenizer
 from vllm import LLM, SamplingParams
@@ -72,6 +73,7 @@ def main() -> None:
     report(
         "vllm_attention",
         **machine(),
+        binding=vllm_binding.seen(),
         tokens=given.tokens,
         rows=given.rows,
         dtype=given.dtype,

@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from benchmarks import vllm_binding
 from benchmarks.vllm import kvdb_in, prose, run
 from engine_adapter.models.pretrained import real_model_folder
 
@@ -22,7 +23,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     given = parser.parse_args()
     prompt = prose(0, given.tokens)
-    print(f"SmolLM2-135M reads {given.tokens:,} tokens of a novel and goes on, in {given.dtype}, each time in a new process.")
+    print(f"SmolLM2-135M reads {given.tokens:,} tokens of a novel and goes on, in {given.dtype}, each time in a new process,")
+    print(f"whose {len(vllm_binding.cores())} threads are on processors {', '.join(map(str, vllm_binding.cores()))}.")
     with tempfile.TemporaryDirectory(prefix="kvdb-vllm-") as folder:
         store = kvdb_in(Path(folder, "store"))
         ways = {"vLLM": None, "vLLM on kvdb, which is empty": store, "vLLM on kvdb, after a restart": store}

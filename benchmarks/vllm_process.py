@@ -19,6 +19,7 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 from vllm import LLM, SamplingParams
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+from benchmarks import vllm_binding
 from engine_adapter.models.pretrained import real_model_folder
 
 WARM_UP = list(range(1000, 1064))
@@ -38,6 +39,7 @@ def main() -> None:
     else:
         result["calls"] = [ask(llm, requests) for requests in job["calls"]]
     result["preemptions"] = sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
+    result["binding"] = vllm_binding.seen()
     Path(sys.argv[2]).write_text(json.dumps(result))
 
 
