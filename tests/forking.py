@@ -66,7 +66,7 @@ def in_child(function):
 
 def play(script, *arguments):
     """Run a script in a process of its own, which may fork. Returns what it says; its errors and its own end fail the test."""
-    command = [sys.executable, "-c", dedent(script), *map(str, arguments)]
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", dedent(script), *map(str, arguments)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     return ended.stdout

@@ -15,6 +15,8 @@ from kvdb.errors import ForkedProcess, Unavailable
 from tests.forking import Child, in_child, play, server, status_of
 from tests.stores import SPEC, connect, holds, kv_of, names, put
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # Python 3.12's, of any with threads
+
 TOKENS = list(range(40))
 ONE = np.ones((SPEC.kv_heads, 1, SPEC.head_dim), np.float32)
 Q = np.ones((SPEC.q_heads, 1, SPEC.head_dim), np.float32)
