@@ -83,6 +83,10 @@ format: $(VENV)/ready ## format everything
 proto: $(VENV)/ready ## generate the Python side of the wire contract
 	@$(PROTOC) --python_out=. --grpc_python_out=. --pyi_out=. $(PROTO)
 
+.PHONY: docs
+docs: $(VENV)/docs ## build the pages of docs/ and the docstrings as a site, into site/
+	@$(BIN)/python -m mkdocs build --strict --quiet
+
 .PHONY: bench
 bench: $(VENV)/ready ## run every benchmark; one JSON line per measurement
 	@for benchmark in $(notdir $(BENCHMARKS:.py=)); do $(BIN)/python -m "benchmarks.$$benchmark"; done
@@ -209,7 +213,7 @@ wheel: $(VENV)/tools ## build wheels into dist/: kvdb, manylinux where this is L
 
 .PHONY: clean
 clean: ## remove what was built; rm -r .venv removes the rest
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)/ready $(VENV)/demo
+	@rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)/ready $(VENV)/demo $(VENV)/docs
 	@find $(PYTHON_PATHS) -name __pycache__ -prune -exec rm -r {} +
 
 # Set-up -------------------------------------------------------------------------------------------------------------------
@@ -263,6 +267,11 @@ $(VENV)/demo $(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
 	    "compiling the C++ kernels" "$(INSTALL) --verbose --no-build-isolation --no-deps --editable ." \
 	    "installing the libraries $(PURPOSE)" "$(INSTALL) --no-compile --requirement $@.txt"
 	@touch $@ $(VENV)/demo
+
+$(VENV)/docs: $(VENV)/ready
+	@$(BIN)/python -c "$$requirements" docs > $@.txt
+	@$(call steps,$(BIN)/python) "installing what builds the site" "$(INSTALL) --no-compile --requirement $@.txt"
+	@touch $@
 
 .PHONY: FORCE
 FORCE:
