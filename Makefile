@@ -21,7 +21,7 @@ KUBERNETES_VALIDATE := 1.37.0
 PYTHON_IMAGE := python:3.12-slim
 VLLM_VENV := .venv-vllm
 PYTEST_FLAGS = --numprocesses=$(or $(WORKERS),2) --dist=loadfile --no-loadscope-reorder --durations=25
-BENCHMARKS = $(filter-out %/train_model.py %/vllm_attention.py %/vllm.py %/vllm_process.py %/vllm_demo.py,$(shell grep -ls '__name__ == "__main__"' benchmarks/*.py))
+BENCHMARKS = $(filter-out %/first_token_plot.py %/train_model.py %/vllm_attention.py %/vllm.py %/vllm_process.py %/vllm_demo.py,$(shell grep -ls '__name__ == "__main__"' benchmarks/*.py))
 
 native_files = $(shell find native $(wildcard $(PACKAGES:=/native) tests/native) -name '*.cpp' -o -name '*.h')
 native_sources := CMakeLists.txt $(shell find native $(wildcard $(PACKAGES:=/native)) -type f)
@@ -85,7 +85,7 @@ proto: $(VENV)/ready ## generate the Python side of the wire contract
 
 .PHONY: docs
 docs: $(VENV)/docs ## build the pages of docs/ and the docstrings as a site, into site/
-	@$(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 .PHONY: bench
 bench: $(VENV)/ready ## run every benchmark; one JSON line per measurement

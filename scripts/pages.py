@@ -97,7 +97,7 @@ def _first_sentence(text: str) -> str:
     paragraphs = re.split(r"\n\s*\n", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     prose = next((part for part in paragraphs if part.strip() and not part.lstrip().startswith(("#", "|", "<", "-"))), "")
     plain = LINK.sub(lambda link: link[2], " ".join(prose.split()))
-    return re.split(r"(?<=[.:]) ", plain)[0]
+    return re.split(r"(?<=\.) ", plain)[0]
 
 
 def _names(module: str) -> list[str]:
