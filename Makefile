@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := kvdb query_optimizer indexes engine_adapter
-PYTHON_PATHS := $(PACKAGES) benchmarks tests
+PYTHON_PATHS := $(PACKAGES) benchmarks examples tests
 PROTO := proto/kvdb/rpc/kvdb.proto
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
@@ -21,7 +21,7 @@ KUBERNETES_VALIDATE := 1.37.0
 PYTHON_IMAGE := python:3.12-slim
 VLLM_VENV := .venv-vllm
 PYTEST_FLAGS = --numprocesses=$(or $(WORKERS),2) --dist=loadfile --no-loadscope-reorder --durations=25
-BENCHMARKS = $(filter-out %/train_model.py %/vllm_attention.py %/vllm.py %/vllm_process.py %/vllm_demo.py,$(shell grep -ls '__name__ == "__main__"' benchmarks/*.py))
+BENCHMARKS = $(filter-out %/first_token_plot.py %/train_model.py %/vllm_attention.py %/vllm.py %/vllm_process.py %/vllm_demo.py,$(shell grep -ls '__name__ == "__main__"' benchmarks/*.py))
 
 native_files = $(shell find native $(wildcard $(PACKAGES:=/native) tests/native) -name '*.cpp' -o -name '*.h')
 native_sources := CMakeLists.txt $(shell find native $(wildcard $(PACKAGES:=/native)) -type f)
@@ -82,6 +82,10 @@ format: $(VENV)/ready ## format everything
 .PHONY: proto
 proto: $(VENV)/ready ## generate the Python side of the wire contract
 	@$(PROTOC) --python_out=. --grpc_python_out=. --pyi_out=. $(PROTO)
+
+.PHONY: docs
+docs: $(VENV)/docs ## build the pages of docs/ and the docstrings as a site, into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 .PHONY: bench
 bench: $(VENV)/ready ## run every benchmark; one JSON line per measurement
@@ -209,7 +213,7 @@ wheel: $(VENV)/tools ## build wheels into dist/: kvdb, manylinux where this is L
 
 .PHONY: clean
 clean: ## remove what was built; rm -r .venv removes the rest
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)/ready $(VENV)/demo
+	@rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)/ready $(VENV)/demo $(VENV)/docs
 	@find $(PYTHON_PATHS) -name __pycache__ -prune -exec rm -r {} +
 
 # Set-up -------------------------------------------------------------------------------------------------------------------
@@ -263,6 +267,11 @@ $(VENV)/demo $(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
 	    "compiling the C++ kernels" "$(INSTALL) --verbose --no-build-isolation --no-deps --editable ." \
 	    "installing the libraries $(PURPOSE)" "$(INSTALL) --no-compile --requirement $@.txt"
 	@touch $@ $(VENV)/demo
+
+$(VENV)/docs: $(VENV)/ready
+	@$(BIN)/python -c "$$requirements" docs > $@.txt
+	@$(call steps,$(BIN)/python) "installing what builds the site" "$(INSTALL) --no-compile --requirement $@.txt"
+	@touch $@
 
 .PHONY: FORCE
 FORCE:

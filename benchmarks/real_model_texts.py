@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEPTHS = 10
 """How many facts are planted, at even distances."""
-DOCUMENTS = ("ARCHITECTURE.md", "benchmarks/README.md", "README.md", "CHANGELOG.md")
+DOCUMENTS = ("benchmarks/README.md", "ARCHITECTURE.md", "README.md", "CHANGELOG.md")
 MODELS = ("smollm2", "vault-2m", "vault-sections")
 TEXTS = ("novel", "docs", "unseen")
 NOVELS = {"novel": -1, "unseen": 0}

@@ -7,7 +7,19 @@ import pytest
 
 from tests.architecture.source import PACKAGES, ROOT
 
-DOCUMENTS = ("ARCHITECTURE.md", "README.md", "benchmarks/README.md", "docs/engines.md", "docs/performance.md")
+DOCUMENTS = (
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "benchmarks/README.md",
+    "docs/engines.md",
+    "docs/performance.md",
+    *(
+        str(page.relative_to(ROOT))
+        for folder in ("internals", "decisions")
+        for page in sorted((ROOT / "docs" / folder).glob("*.md"))
+    ),
+)
 CODE = re.compile(r"`([^`\n]+)`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PATH = re.compile(r"[\w./-]+(\.(py|h|cpp|proto|toml|md)|/)")
@@ -24,7 +36,7 @@ def sources() -> str:
 @cache
 def paths() -> str:
     """Every file and folder, a line each; folders end with a slash."""
-    folders = (*PACKAGES, "native", "proto", "tests", "benchmarks")
+    folders = (*PACKAGES, "native", "proto", "tests", "benchmarks", "docs", "examples", "deploy")
     inside = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     all_paths = [*inside, *ROOT.iterdir()]
     return "\n".join(f"/{path.relative_to(ROOT).as_posix()}{'/' * path.is_dir()}" for path in all_paths) + "\n"

@@ -8,7 +8,7 @@ from tests.architecture.source import PACKAGES, ROOT
 
 LOOSE_MAX = 10
 LAYERS_MAX = 12
-OWN_FOLDERS = {"architecture", "benchmarks", "congruence", "deploy", "fault", "fuzz", "native"}
+OWN_FOLDERS = {"architecture", "benchmarks", "congruence", "deploy", "docs", "examples", "fault", "fuzz", "native"}
 """Folders of tests that are about no single package."""
 
 

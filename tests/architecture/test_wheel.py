@@ -127,6 +127,7 @@ def test_the_base_install_is_small(metadata: Message) -> None:
         "hnsw",
         "gpu",
         "plots",
+        "docs",
         "bench",
         "rag",
         "rag-adapters",

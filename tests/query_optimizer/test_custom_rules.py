@@ -1,4 +1,4 @@
-"""A rule and a kind of index from outside the packages, each in under ten lines; ARCHITECTURE.md shows the same ones."""
+"""A rule and a kind of index from outside the packages, each in under ten lines; docs/internals/extending.md shows them."""
 
 import inspect
 import re
@@ -17,7 +17,7 @@ from kvdb.errors import ConfigError, InvalidArgument
 from query_optimizer.rules import Fired
 from tests.reference import attention, relative_error
 
-GUIDE = Path(__file__).parents[2] / "ARCHITECTURE.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "internals" / "extending.md"
 CONFIG = Config(
     storage=StorageConfig(arena_bytes=1 << 20),
     indexes=IndexConfig(on_demand="", segment_tokens_min=100),

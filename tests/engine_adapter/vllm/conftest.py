@@ -20,6 +20,11 @@ MODEL = real_model_folder()
 """Found before the tests have a cache folder of their own."""
 
 
+def documents():
+    """Some ten thousand words of prose: what docs/internals says."""
+    return "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "internals").glob("*.md")))
+
+
 class Packing:
     """A cache that packs a block in an order of its own, as vLLM's operation writes it."""
 

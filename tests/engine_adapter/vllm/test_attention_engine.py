@@ -11,7 +11,7 @@ import kvdb
 from kvdb.__main__ import main
 from kvdb.config import ServerConfig
 from kvdb.server.serve import Server
-from tests.engine_adapter.vllm.conftest import MODEL, ROOT
+from tests.engine_adapter.vllm.conftest import MODEL, documents
 from tests.waiting import until
 
 NEW_TOKENS = 12
@@ -25,7 +25,7 @@ def ask(prompt, **fields):
 
 @pytest.fixture(scope="module")
 def prompts(vllm_run):
-    text = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode((ROOT / "ARCHITECTURE.md").read_text()).ids
+    text = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(documents()).ids
     return SimpleNamespace(
         first=text[:420],
         twin=[*text[:400], *text[900:1000]],

@@ -11,7 +11,7 @@ import kvdb
 from engine_adapter.transformers import attach
 from kvdb.config import ServerConfig
 from kvdb.server.serve import Server
-from tests.engine_adapter.vllm.conftest import MODEL, ROOT
+from tests.engine_adapter.vllm.conftest import MODEL, documents
 
 NEW_TOKENS = 12
 OPEN, CLOSE = [11, 7, 11], [11, 8, 11]
@@ -37,7 +37,7 @@ def cached(answers):
 @pytest.fixture(scope="module")
 def prompts(vllm_run):
     """Two documents and what stands around them; the second prompt has them the other way round, with marks."""
-    text = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode((ROOT / "ARCHITECTURE.md").read_text()).ids
+    text = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(documents()).ids
     system, one, two, question = text[:20], text[500:680], text[1500:1650], text[3000:3030]
     whole = [*system, *one, *two, *question]
     return SimpleNamespace(

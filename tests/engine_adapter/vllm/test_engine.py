@@ -13,7 +13,7 @@ from engine_adapter.transformers import attach
 from kvdb.client.client import Client
 from kvdb.config import ServerConfig
 from kvdb.server.serve import Server
-from tests.engine_adapter.vllm.conftest import MODEL, ROOT
+from tests.engine_adapter.vllm.conftest import MODEL, documents
 
 NEW_TOKENS = 12
 BLOCK = 128
@@ -27,7 +27,7 @@ def ask(prompt, **fields):
 @pytest.fixture(scope="module")
 def prompts(vllm_run):
     """Prose, and what leaves it inside a block, goes on behind it, or is other prose."""
-    text = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode((ROOT / "ARCHITECTURE.md").read_text()).ids
+    text = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(documents()).ids
     return SimpleNamespace(
         first=text[:420],
         left=[*text[:170], *text[1000:1200]],
