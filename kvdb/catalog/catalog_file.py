@@ -145,7 +145,9 @@ class CatalogFile:
         """Write everything in it to another file, and read that. Raises CapacityError or Unavailable, and IntegrityError where
         the copy is another."""
         self._db.copy_to(path)
-        with self._db.typed(), closing(sqlite3.connect(path)) as copy:
+        unlogged = f"{path.as_uri()}?immutable=1"  # nothing is written beside it, for which there may be no room
+        with self._db.typed(), closing(sqlite3.connect(unlogged, uri=True)) as copy:
+            copy.text_factory = self._db.connection.text_factory
             if _sums(copy) != _sums(self._db.connection):
                 raise IntegrityError(f"{path} is not what {self._db.path} holds; check the disk")
 

@@ -121,6 +121,7 @@ def test_a_backup_is_a_store(run, store, tmp_path):
     status, lines, _ = run("backup", str(tmp_path / "again"), "--json")
     done = json.loads(lines[0])
     assert (done["folder"], done["contexts"], done["linked"]) == (str(tmp_path / "again"), 2, 0)
+    assert {path.name for path in (tmp_path / "again").iterdir()} == {"catalog.db", "segments", "store.json"}
     files = [path for path in (tmp_path / "again").rglob("*") if path.is_file()]
     assert (done["copied"] + done["reflinked"], done["nbytes"]) == (len(files), sum(path.stat().st_size for path in files))
 
