@@ -1,4 +1,4 @@
-"""`kvdb verify`, `backup`, `gc` and `compact`: is all that is stored as it was written, a copy of it, and less of it."""
+"""`kvdb verify`, `backup`, `adopt`, `gc`, `compact`: is all that is stored as it was written, a copy, more and less of it."""
 
 import argparse
 import json
@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvdb.catalog.adoption import adopt
 from kvdb.client.client import Client
 from kvdb.commands.arguments import add_server, open_server, sentence, text
 from kvdb.commands.exit_status import DAMAGED, OK
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: "Subparsers") -> None:
-    """Add the four to the `kvdb` command."""
+    """Add the five to the `kvdb` command."""
     what = "compare everything that is stored with its checksums; the status is 7 where anything is damaged"
     parser = commands.add_parser("verify", help=what, description=sentence(what))
     parser.add_argument("names", metavar="NAME", type=text, nargs="*", help="the name of a context (default: all, and the store)")
@@ -35,6 +36,13 @@ def add(commands: "Subparsers") -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object, for machines")
     add_server(parser)
     parser.set_defaults(run=_backup)
+    what = "take in the contexts of another copy of a store's catalogue, whose files are there; no process has the store open"
+    parser = commands.add_parser("adopt", help=what, description=sentence(what))
+    parser.add_argument(
+        "catalogue", metavar="CATALOG.DB", type=Path, help="the other copy, such as a newer one; it stays as it is"
+    )
+    parser.add_argument("--store", metavar="FOLDER", type=Path, required=True, help="the folder of the store")
+    parser.set_defaults(run=_adopt)
     what = "remove the files of a store that its catalogue does not know; nothing brings them back"
     parser = commands.add_parser("gc", help=what, description=sentence(what))
     parser.add_argument("--dry-run", action="store_true", help="only say which")
@@ -74,6 +82,17 @@ def _backup(given: argparse.Namespace) -> int:
         print("hard links are the store's own files under a second name: what damages one damages both")
     if done.same_file_system:
         print("it is on the file system of the store, and lost with it: keep one on another disk")
+    return OK
+
+
+def _adopt(given: argparse.Namespace) -> int:
+    found = adopt(given.store, given.catalogue)
+    for name in found.taken:
+        print(f"{name!r} was taken in")
+    for name, reason in found.left.items():
+        print(f"{name!r} was left: {reason}")
+    if not found.taken and not found.left:
+        print("the store has every context of that catalogue")
     return OK
 
 
@@ -133,7 +152,7 @@ def _line(found: dict[str, Any]) -> str:
     if not found["ok"]:
         return f"{what}: {found['error']}"
     if "unknown" in found:
-        return f"{found['unknown']}: {found['nbytes']:,} bytes that the catalogue does not know; kvdb gc removes them"
+        return f"{found['unknown']}: {found['nbytes']:,} bytes that the catalogue does not know; kvdb adopt or kvdb gc decides"
     if not found["name"]:
         return f"{what}: its catalogue, files and pools of blocks agree"
     return f"{what}: as written; {found['blocks']:,} blocks on disk, {found['indexes']:,} indexes, {found['nbytes']:,} bytes"

@@ -68,7 +68,7 @@ def test_a_newer_segment_takes_room_until_gc_removes_it(restored, capsys):
     with connect(restored, disk_bytes_max=220_000) as db, pytest.raises(CapacityError, match="disk_bytes_max"):
         put(db, OTHER, "other")
     assert main(["verify", "--server", str(restored)]) == 0
-    assert "1.segment: 86,016 bytes that the catalogue does not know; kvdb gc removes them" in capsys.readouterr().out
+    assert "1.segment: 86,016 bytes that the catalogue does not know; kvdb adopt or kvdb gc decides" in capsys.readouterr().out
     assert main(["gc", "--dry-run", "--server", str(restored)]) == 0
     assert (restored / "segments" / "1.segment").exists()
     assert main(["gc", "--json", "--server", str(restored)]) == 0
@@ -78,6 +78,38 @@ def test_a_newer_segment_takes_room_until_gc_removes_it(restored, capsys):
     assert not (restored / "segments" / "1.segment").exists()
     assert main(["gc", "--server", str(restored)]) == 0
     assert capsys.readouterr().out == "the catalogue knows every file\n"
+
+
+def test_a_newer_catalogue_gives_its_contexts_to_the_older(restored, tmp_path, capsys):
+    with connect(restored) as db:
+        put(db, THIRD, "third")  # neither catalogue alone knows all three
+    for said in ("'other' was taken in\n", "the store has every context of that catalogue\n"):
+        assert main(["adopt", str(tmp_path / "newer.db"), "--store", str(restored)]) == 0
+        assert capsys.readouterr().out == said
+    with connect(restored) as db:
+        assert sorted(names(db)) == ["doc", "other", "third"]
+        assert holds(db, OTHER)
+        assert holds(db, THIRD)
+        assert db.unknown_files() == []
+        db._transport.check_integrity()
+
+
+def test_what_cannot_be_taken_in_is_said_and_left(restored, tmp_path, capsys):
+    with connect(restored):
+        assert main(["adopt", str(tmp_path / "newer.db"), "--store", str(restored)]) == 4  # the store is open
+    (restored / "segments" / "1.segment").unlink()
+    assert main(["adopt", str(tmp_path / "newer.db"), "--store", str(restored)]) == 0
+    assert capsys.readouterr().out == "'other' was left: its file 1.segment is gone\n"
+    assert main(["adopt", str(tmp_path / "none.db"), "--store", str(restored)]) == 3
+    assert main(["adopt", str(tmp_path / "newer.db"), "--store", str(tmp_path / "none")]) == 3
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_file_of_other_content_is_not_taken_for_an_adopted_one(restored, tmp_path):
+    shutil.copy(restored / "segments" / "0.segment", restored / "segments" / "1.segment")
+    assert main(["adopt", str(tmp_path / "newer.db"), "--store", str(restored)]) == 0
+    with connect(restored) as db, pytest.raises(IntegrityError):
+        db.get("other").read(0, 0, 10)
 
 
 def test_room_that_gc_gives_back_can_be_used(restored):
