@@ -5,7 +5,9 @@ but an error_max. Every answer is compared with attention in float64 over what i
 queries before the first that was not answered exactly for all heads, null for none. over_before, over_after: the share of answers
 whose error exceeds error_max before that query and from it on, without those between a change of habits and its being noticed.
 noticed_after: the queries from the change until of NOTICED answers at most one is over. exact_error: the largest error of exact
-answers, which is that of the dtype. speed: of the decode's last queries, over exact attention.
+answers, which is that of the dtype. worst_hundred: the most answers over error_max among any WINDOW in a row, with
+those between a change and its being noticed. own_tokens: that the session had added before the first query. speed: of the
+decode's last queries, over exact attention.
 
 With `--at-any-price` audits cost nothing, and every way that is proven is used, also where it takes longer than reading
 everything: what is over then does not depend on how fast this machine is.
@@ -40,6 +42,7 @@ ERRORS_MAX = (0.005, 0.01, 0.02, 0.05, 0.1)
 PROVING, CHANGED = 1200, 400
 """Queries of a decode before and after the change of habits; without one, all are of the same kind."""
 NOTICED = 20
+WINDOW = 100
 ROWS = 64
 """Queries of a head that are answered in one product."""
 OWN = 256
@@ -67,6 +70,10 @@ class Decode:
     @property
     def proven_after(self) -> int | None:
         return int(self.approximate.argmax()) if self.approximate.any() else None
+
+    def worst(self, error_max: float) -> int:
+        """The most answers over error_max among any WINDOW in a row."""
+        return int(np.convolve(self.over(error_max), np.ones(WINDOW, np.int64)).max())
 
     def noticed_after(self, error_max: float) -> int | None:
         """Queries from the change until NOTICED answers have at most one over error_max; None without a change, and for never."""
@@ -105,7 +112,7 @@ class Oracle:
         self._own = self._nothing
 
     def append(self, k: Array, v: Array) -> None:
-        """A token of the session, `[kv_heads, 1, head_dim]`."""
+        """Tokens of the session, `[kv_heads, n, head_dim]`."""
         self._own = np.concatenate([self._own, np.stack([k, v]).astype(np.float64)], axis=2)
 
     def answer(self, q: Array, number: int, *, late: bool) -> Float64:
@@ -176,20 +183,32 @@ def decode(
     return Decode(np.array(errors), np.array(approximate), proving if adversary.after is not None else None, dict(ways))
 
 
-def measure_adversary(name: str, size: Size, errors_max: list[float], queries: tuple[int, int], seed: int) -> None:
+def add_own(stored: Stored, session: kvdb.Session, oracle: Oracle, tokens: int) -> None:
+    """Let the session add so many tokens like the last that are stored."""
+    places = -1 - np.arange(tokens) % OWN
+    k, v = (np.ascontiguousarray(array[:, places]) for array in (stored.adversary.k, stored.adversary.v))
+    session.update(0, k, v)
+    oracle.append(k, v)
+
+
+def measure_adversary(
+    name: str, size: Size, errors_max: list[float], queries: tuple[int, int], seed: int, own_tokens: int = 0
+) -> None:
     adversary = make(name, size, seed)
     oracle = Oracle(adversary, size.head_dim**-0.5)
     for error_max in errors_max:
-        measure_budget(adversary, size, oracle, error_max, queries, seed)
+        measure_budget(adversary, size, oracle, error_max, queries, seed, own_tokens)
         oracle.forget()
 
 
 def measure_budget(
-    adversary: Adversary, size: Size, oracle: Oracle, error_max: float, queries: tuple[int, int], seed: int
+    adversary: Adversary, size: Size, oracle: Oracle, error_max: float, queries: tuple[int, int], seed: int, own_tokens: int
 ) -> None:
     """One decode from nothing known on. oracle: without tokens of a session."""
     stored, options = Stored(adversary), kvdb.QueryOptions(error_max=error_max)
     with stored.session() as session:
+        if own_tokens:
+            add_own(stored, session, oracle, own_tokens)
         found = decode(stored, session, oracle, options, *queries, seed)
         before, after = found.over_shares(error_max)
         q = np.ascontiguousarray((adversary.before if adversary.after is None else adversary.after)[:, :1])
@@ -205,11 +224,13 @@ def measure_budget(
             "adversarial.decode",
             heads=adversary.name,
             tokens=size.tokens,
+            own_tokens=own_tokens,
             error_max=error_max,
             queries=len(found.errors),
             proven_after=found.proven_after,
             over_before=before,
             over_after=after,
+            worst_hundred=found.worst(error_max),
             approximate=float(found.approximate.mean()),
             largest=float(found.errors.max()),
             exact_error=float(exact.max()) if len(exact) else 0.0,
@@ -261,6 +282,7 @@ def main() -> None:
     parser.add_argument("--heads", nargs="*", default=list(ADVERSARIES), choices=list(ADVERSARIES))
     parser.add_argument("--error-max", nargs="*", type=float, default=list(ERRORS_MAX))
     parser.add_argument("--sharp-tokens", type=int, default=SHARP_TOKENS, help="0 leaves the sharp heads out")
+    parser.add_argument("--own-tokens", type=int, default=0, help="that the session adds before the first query")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, help="a folder that keeps keys of sharp heads from run to run")
     parser.add_argument("--at-any-price", action="store_true", help="audits cost nothing, and whatever is proven is used")
@@ -269,7 +291,12 @@ def main() -> None:
     for name in given.heads:
         with at_any_price() if given.at_any_price else nullcontext():
             measure_adversary(
-                name, Size(given.tokens, given.kv_heads, given.group), given.error_max, tuple(given.queries), given.seed
+                name,
+                Size(given.tokens, given.kv_heads, given.group),
+                given.error_max,
+                tuple(given.queries),
+                given.seed,
+                given.own_tokens,
             )
     if given.sharp_tokens:
         measure_sharp(given.sharp_tokens, given.kv_heads, given.cache)

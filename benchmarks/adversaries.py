@@ -17,6 +17,8 @@ import numpy.typing as npt
 from benchmarks.workloads import BFLOAT16, Float32
 
 ROLES = 3
+DIRECTIONS = 24
+"""The roles of heads whose queries come to ask for all of them at once."""
 FLAT_NOISE = 0.3
 """The standard deviation of logits that no role has part in."""
 PAGE = 64
@@ -52,7 +54,8 @@ class Head:
 
     amounts: float32 `[n, ROLES]`, of each key. values: float32 `[n, head_dim]`. strengths, changed: float32 `[m, ROLES]`, the
     logit that a query gives to an amount of 1, before and after a change of habits. noise, offset: float32 `[n, head_dim]` and
-    `[head_dim]`, of the keys beside their roles. number: of the head in its layer. odd: whether that is odd, so that layers have
+    `[head_dim]`, of the keys beside their roles. query_noise: the standard deviation of what queries have beside theirs, before
+    and after the change. number: of the head in its layer. odd: whether that is odd, so that layers have
     two kinds.
     """
 
@@ -66,6 +69,7 @@ class Head:
         self.values = 0.5 * self.direction() + rng.standard_normal((self.n, self.d), np.float32)
         self.strengths = np.zeros((self.queries, ROLES), np.float32)
         self.changed: Float32 | None = None
+        self.query_noise = FLAT_NOISE, FLAT_NOISE
 
     def direction(self) -> Float32:
         """A random vector as long as a value's noise."""
@@ -99,14 +103,15 @@ class Head:
 
     def finished(self) -> tuple[Float32, list[Float32]]:
         """Keys `[n, head_dim]`, and queries `[m, head_dim]` before and, if there is one, after the change."""
-        basis = np.linalg.qr(self.rng.standard_normal((self.d, ROLES)))[0].T.astype(np.float32)
+        roles = self.amounts.shape[1]
+        basis = np.linalg.qr(self.rng.standard_normal((self.d, roles)))[0].T.astype(np.float32)
         noise = self.noise - (self.noise @ basis.T) @ basis
         keys = noise + self.amounts @ basis + self.offset
         asked = [self.strengths] + ([] if self.changed is None else [self.changed])
-        return keys, [self._asking(strengths, basis) for strengths in asked]
+        return keys, [self._asking(strengths, basis, noise) for strengths, noise in zip(asked, self.query_noise, strict=False)]
 
-    def _asking(self, strengths: Float32, basis: Float32) -> Float32:
-        noise = FLAT_NOISE * self.rng.standard_normal((len(strengths), self.d), np.float32)
+    def _asking(self, strengths: Float32, basis: Float32, deviation: float) -> Float32:
+        noise = deviation * self.rng.standard_normal((len(strengths), self.d), np.float32)
         clean = noise - (noise @ basis.T) @ basis
         return np.asarray(math.sqrt(self.d) * (strengths @ basis) + clean, np.float32)
 
@@ -201,6 +206,34 @@ def heavy_channels(head: Head) -> None:
     head.noise[head.rng.random(head.n) < 0.005] *= 8
 
 
+def change_of_queries(head: Head, sink: float = 0.0) -> None:
+    """Queries that each ask for one of some directions, and then for all at once, beside much noise; the values of later
+    tokens lie elsewhere. sink: the logit of a sink of no value, 0 for none."""
+    rng = head.rng
+    head.amounts = np.zeros((head.n, DIRECTIONS + 1), np.float32)
+    marked = np.flatnonzero(rng.random(head.n) < 0.03)
+    head.amounts[marked, rng.integers(0, DIRECTIONS, len(marked))] = 1
+    head.amounts[3] = 0
+    head.noise *= 0.5
+    head.values = rng.standard_normal((head.n, head.d)).astype(np.float32)
+    head.values[head.n // 2 :] += 3
+    head.strengths = np.zeros((head.queries, DIRECTIONS + 1), np.float32)
+    asked = np.tile(rng.integers(0, DIRECTIONS, head.queries // head.group), head.group)
+    head.strengths[np.arange(head.queries), asked] = rng.uniform(12.2, 13.2, head.queries)
+    head.changed = (4.8 * rng.standard_normal(head.strengths.shape)).astype(np.float32)
+    head.query_noise = FLAT_NOISE, 6.0
+    head.changed[:, DIRECTIONS] = 0
+    if sink:
+        head.amounts[3, DIRECTIONS] = 1
+        head.values[3] *= 1e-3
+        head.strengths[:, DIRECTIONS] = head.changed[:, DIRECTIONS] = sink
+
+
+def change_behind_a_sink(head: Head) -> None:
+    """The same behind a sink with most of the mass."""
+    change_of_queries(head, sink=20.0)
+
+
 def _quiet_and_loud(head: Head) -> None:
     """Sharp, with a fifth of a percent of the mass on a region of usual values; another region, which is not asked for, has
     values sixty times as large."""
@@ -221,6 +254,8 @@ ADVERSARIES: Mapping[str, Callable[[Head], None]] = {
     "to another region": to_another_region,
     "to large values": to_large_values,
     "one to large values": one_to_large_values,
+    "change of queries": change_of_queries,
+    "change behind a sink": change_behind_a_sink,
     "moods": moods,
     "heavy channels": heavy_channels,
 }

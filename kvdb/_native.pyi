@@ -208,18 +208,21 @@ class StepCut(enum.Enum):
 
 class StepEnd(enum.Enum):
     """How a step ended: it is answered; or so much is to be read whole that reading everything costs less; or float32 cannot hold
-    a score or an estimate; or more may have been left out than the plan's bound allows."""
+    a score or an estimate; or more may have been left out than the plan's bound allows; or a query is unlike those for
+    which the plan was proven."""
 
     answered = 0
     reads_everything = 1
     not_finite = 2
     bound_exceeded = 3
+    unlike = 4
 
 class StepResult:
     """What a step did. scanned, retrieved: tokens looked at and attended, once for each group of query heads that shared their
     read. search_ns, gather_ns: the nanoseconds of the searches, and of what followed them. missed, bound: the share of the mass
     that was left out, estimated and bounded, means over the query heads; bound_max: the largest. searches: how many there
-    were."""
+    were. signs: float32 [SIGNS * q_heads], as `kvdb.attention.signs` has them. unlike: uint8 [kv_heads], the heads that were
+    outside of their ranges; empty where that was not judged."""
 
     @property
     def end(self) -> StepEnd: ...
@@ -241,6 +244,8 @@ class StepResult:
     def search_ns(self) -> int: ...
     @property
     def gather_ns(self) -> int: ...
+    def signs(self) -> Any: ...
+    def unlike(self) -> Any: ...
     def found(self, search: int) -> tuple[Any, ...]:
         """Of one search the arrays offsets, ids, scores, the numbers scanned and nbytes, the arrays missed, bound, tail (empty
         for none) and dense, and the nanoseconds it took."""
@@ -258,9 +263,10 @@ class Step:
     all were made, a StepCut and its parameter (the range in units of q.k, or the number of tokens), or None for all. whole:
     tuples of blocks that are read whole for some KV heads, their number of tokens, and the heads, bool [kv_heads]. tokens:
     how many are searched, in all. guards: float32 [kv_heads], the logarithm of what a head may be estimated to miss relative
-    to what it reads, or it is read whole. found_share_max: of the searched tokens; a KV head that finds more is read whole.
-    whole_share_max: of the searched tokens and heads; where more are to be read whole, nothing is. bound_max: of the share of
-    the mass that is left out, the most that the bound may be; infinite for any.
+    to what it reads, or it is read whole. ranges: float32 [2, SIGNS, q_heads], the least and
+    the largest of each sign (`kvdb.attention.signs`), or the head is read whole. found_share_max: of the searched tokens; a KV
+    head that finds more is read whole. whole_share_max: of the searched tokens and heads; where more are to be read whole,
+    nothing is. bound_max: of the share of the mass that is left out, the most that the bound may be; infinite for any.
     """
 
     def __init__(
@@ -275,14 +281,16 @@ class Step:
         whole: Any,
         tokens: int,
         guards: Any | None,
+        ranges: Any | None,
         found_share_max: float,
         whole_share_max: float,
         bound_max: float,
     ) -> None: ...
-    def run(self, q: Any, table: Any, counts: Any, out: Any, logs: Any, observed: bool) -> StepResult:
+    def run(self, q: Any, table: Any, counts: Any, out: Any, logs: Any, observed: bool, judged: bool) -> StepResult:
         """Answers q [q_heads, 1, head_dim] over the run as it is now. out: as q, contiguous. logs: float32 [3, q_heads, 1], the
         logarithms of the sum of exp(scale * q.k) over everything; over the tokens read, without estimates; and over those left
-        out, estimated. Both arrays hold nothing unless the step is answered. observed: whether `observations` is to be asked."""
+        out, estimated. Both arrays hold nothing unless the step is answered. observed: whether `observations` is to be asked.
+        judged: whether a head whose signs are outside of their ranges is read whole."""
 
     def observations(self, result: StepResult, top: Any | None, lse: Any) -> list[tuple[int, bytes, bytes]]:
         """What the searches of an observed query showed that are to be told: the number of the search, and of `observe` the

@@ -10,7 +10,7 @@ import kvdb._native as _native
 from indexes.base import Float32, SearchResult
 from indexes.retrieval import Retrieval
 from kvdb.attention.block_run import BlockReads, BlockRun
-from kvdb.attention.partition import SearchedSpan
+from kvdb.attention.partition import HeadMask, SearchedSpan
 from kvdb.attention.state import AttentionState
 from kvdb.storage.block_layout import BlockLayout, bits
 from kvdb.types import Array
@@ -48,7 +48,9 @@ class AttentionStats:
     followed them. missed, missed_bound: the share of the softmax mass that
     was left out, as an estimate and as a bound, both means over the queries. missed_bound_max: the largest bound. searches: the
     searches that led to the answer. lse: float32 `[q_heads, n]`, over the tokens read, without estimates. missed_log: float32
-    `[q_heads, n]`, the logarithm of the estimated sum that was left out, -inf for none; None for an exact answer.
+    `[q_heads, n]`, the logarithm of the estimated sum that was left out, -inf for none; None for an exact answer. signs: of
+    searches (`kvdb.attention.signs`). unlike: bool `[kv_heads]`, the heads that were read whole because of them. Both None for
+    none.
     """
 
     scanned: float
@@ -61,6 +63,8 @@ class AttentionStats:
     searches: Sequence[IndexSearch] = ()
     lse: Float32 | None = None
     missed_log: Float32 | None = None
+    signs: Float32 | None = None
+    unlike: HeadMask | None = None
     search_ns: int = 0
     gather_ns: int = 0
 

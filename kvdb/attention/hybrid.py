@@ -16,6 +16,7 @@ from kvdb.attention.device import Answer, DeviceAttention, Pending
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.partition import RunPartition
 from kvdb.attention.search import AttentionQuery
+from kvdb.attention.signs import outside, signs_of
 from kvdb.attention.sparse import exact, sparse
 from kvdb.attention.state import AttentionState, merge
 
@@ -44,9 +45,18 @@ def hybrid_attention(
     elif partition.guards is not None and not _guarded(answer, partition.guards):
         answer = device.launch(query.q, Exact()).result()
     state = merge([here, answer.state])
+    signs = signs_of(query.q, state.lse, answer.missed_bound, np.full_like(state.lse, np.nan))
+    unlike = None
+    if query.judged and partition.ranges is not None:
+        unlike = outside(signs, partition.ranges, query.layout.kv_heads)
+        if unlike.any():
+            here, stats = exact(query, partition)
+            answer = device.launch(query.q, Exact()).result()
+            state = merge([here, answer.state])
     out = state.out.astype(query.q.dtype, copy=False)
     joined = _joined(stats, here.lse, answer, state.lse)
-    return AttentionState(out, state.lse), replace(joined, kernel_ns=perf_counter_ns() - started)
+    kernel_ns = perf_counter_ns() - started
+    return AttentionState(out, state.lse), replace(joined, signs=signs, unlike=unlike, kernel_ns=kernel_ns)
 
 
 def _read_on(device: DeviceAttention, query: AttentionQuery, retrieval: Retrieval, answer: Answer, limit: float) -> Answer:

@@ -53,8 +53,9 @@ class RunPartition:
     whole: spans that are searched for some KV heads and read whole for others. device: answers the spans that the CPU leaves out,
     None if there are none. sinks: blocks [first, last) of the run that hold sink tokens, which are part of the window. guards:
     float32 `[kv_heads]`, the logarithm of the mass that a KV head may leave out, relative to the mass it reads; a head that is
-    estimated to miss more is read whole. None if there is no such limit. step: what `kvdb.attention.step` prepared of it, and for
-    what. widens: whether a bound on the missed mass took more than one search.
+    estimated to miss more is read whole. None if there is no such limit. ranges: float32 `[2, SIGNS, q_heads]`, the least and the
+    largest of each sign (`kvdb.attention.signs`); a head of which one is outside is read whole. None for no ranges. step: what
+    `kvdb.attention.step` prepared of it, and for what. widens: whether a bound on the missed mass took more than one search.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class RunPartition:
         self.whole = tuple(whole)
         self.device = device
         self.guards: Float32 | None = None
+        self.ranges: Float32 | None = None
         self.step: tuple[Any, Any] | None = None
         self.widens = False
         self.observes = any(part.observe is not None for part in self.searched)

@@ -26,10 +26,10 @@ class StepsOnDevice:
 class ResidentSteps(Protocol):
     """Decode steps of one layer of a session whose arrays lie on the device, one token each, without the host waiting."""
 
-    def begin(self, steps: int, guards: Float32 | None, bound: float) -> None:
+    def begin(self, steps: int, guards: Float32 | None, ranges: Float32 | None, bound: float) -> None:
         """Have room on the device for so many tokens behind those in main memory. Where searches are estimated to miss more than
-        the guards allow (`RunPartition.guards`), or bounded to miss more than this share of the mass, everything is read. Raises
-        CapacityError or GpuLost."""
+        the guards allow (`RunPartition.guards`), a sign is outside of `RunPartition.ranges`, or they
+        are bounded to miss more than this share of the mass, everything is read. Raises CapacityError or GpuLost."""
         ...
 
     def attend(self, q: Any, k: Any, v: Any) -> Any | None:

@@ -26,7 +26,8 @@ WHOLE_SHARE_MAX = 0.5
 class AttentionQuery:
     """One call: queries q, `[q_heads, n, head_dim]` in the layout's dtype, which belong to the run's last n tokens.
 
-    observed: whether the searched parts receive an observation; n is 1 then.
+    observed: whether the searched parts receive an observation; n is 1 then. judged: whether KV heads are read whole for queries
+    that are unlike those for which their ways were proven (`RunPartition.ranges`).
     """
 
     layout: BlockLayout
@@ -35,6 +36,7 @@ class AttentionQuery:
     scale: float
     options: QueryOptions
     observed: bool = False
+    judged: bool = True
 
     def searches(self, partition: RunPartition) -> bool:
         """Whether indexes can answer. They cannot if a query belongs to an earlier token, which sees less than the searched parts

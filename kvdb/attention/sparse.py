@@ -18,9 +18,11 @@ from indexes.retrieval import Exact, Retrieval
 from indexes.widen import widened
 from kvdb.attention.block_run import BlockReads
 from kvdb.attention.exact import AttentionStats, IndexSearch, WindowAttention
+from kvdb.attention.merge_found import largest_of
 from kvdb.attention.observation import largest, observation
 from kvdb.attention.partition import ExactSpan, HeadMask, RunPartition
 from kvdb.attention.search import WHOLE_SHARE_MAX, AttentionQuery, give_up, many_given_up, search_parts, split_results
+from kvdb.attention.signs import outside, signs_of
 from kvdb.attention.state import AttentionState, check_finite, merge
 from kvdb.attention.step import prepared_step
 from kvdb.storage.block_layout import BlockLayout, bits
@@ -34,7 +36,7 @@ class SparseAnswer:
     results: of each searched part. whole_share: the share of the searched tokens and KV heads that was read whole, of so many
     bytes (whole_nbytes). missed, bound: the estimated share of the softmax mass that was left out, and what it cannot exceed,
     means over the queries. bound_max: the largest bound. missed_log: float32 `[q_heads, n]`, the logarithm of the estimated sum
-    that was left out, -inf for none.
+    that was left out, -inf for none. signs: see `kvdb.attention.signs`.
     """
 
     state: AttentionState
@@ -45,6 +47,7 @@ class SparseAnswer:
     missed_log: Float32
     bound: float
     bound_max: float
+    signs: Float32
 
 
 class ReadCounters:
@@ -69,7 +72,7 @@ def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval)
     """Attention over what `retrieval` asks for, widened until the bound that the query wants holds.
 
     retrieval: for the searched parts that name none of their own. KV heads that are estimated to miss more than the partition's
-    guards allow are read whole.
+    guards allow, or of which a sign is outside of its range, are read whole.
     """
     started = perf_counter_ns()
     step = prepared_step(query, partition, retrieval)
@@ -86,7 +89,9 @@ def sparse(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval)
         if top is not None:
             step.observe_whole(stats.searches, top, state.lse)
         spent = perf_counter_ns() - started
-        return state, replace(whole_stats, nbytes=whole_stats.nbytes + stats.nbytes, kernel_ns=spent, searches=stats.searches)
+        return state, replace(
+            whole_stats, nbytes=whole_stats.nbytes + stats.nbytes, kernel_ns=spent, searches=stats.searches, unlike=stats.unlike
+        )
     return _searched(query, partition, retrieval)
 
 
@@ -105,16 +110,21 @@ def _searched(query: AttentionQuery, partition: RunPartition, retrieval: Retriev
         # What a search left is known once everything is read.
         top = window.top.copy() if query.observed and attempt is retrieval and not tight else None
         answer = None if isinstance(attempt, Exact) else _attend(query, partition, window, searches, top)
-        if answer is not None and (heads := _unguarded(answer, partition.guards)) is not None:
+        unlike = None if answer is None else _unlike(query, partition, answer)
+        if answer is not None and (heads := _either(_unguarded(answer, partition.guards), unlike)) is not None:
+            signs = answer.signs
             shown, searches = ([give_up(search, heads) for search in given] for given in (shown, searches))
             top = None if top is None else window.top.copy()
             answer = _attend(query, partition, window, searches, top)
+            answer = None if answer is None else replace(answer, signs=signs)
         if answer is None:
             state, stats = exact(query, partition, top)
             if top is not None:
                 _observe(query, shown, window, top, state.lse)
             spent = perf_counter_ns() - started
-            return state, replace(stats, nbytes=stats.nbytes + read.nbytes, kernel_ns=spent, searches=tuple(searches))
+            return state, replace(
+                stats, nbytes=stats.nbytes + read.nbytes, kernel_ns=spent, searches=tuple(searches), unlike=unlike
+            )
         if top is not None:
             lse = reduce(np.logaddexp, (result.missed for result in answer.results), answer.state.lse)
             _observe(query, shown, window, top, lse)
@@ -134,6 +144,8 @@ def _searched(query: AttentionQuery, partition: RunPartition, retrieval: Retriev
         searches=tuple(searches),
         lse=answer.state.lse,
         missed_log=answer.missed_log,
+        signs=answer.signs,
+        unlike=unlike,
         search_ns=sum(search.ns for search in searches),
     )
     return AttentionState(state.out.astype(q.dtype, copy=False), state.lse), stats
@@ -192,9 +204,40 @@ def _attend(
         _read_whole(query, partition, part, state, top)
     missed_log = _summed([result.missed for result in results], state.lse)
     missed, _ = _native.share(missed_log, state.lse)
-    bound, bound_max = _native.share(_summed([result.missed_bound for result in results], state.lse), state.lse)
+    bound_log = _summed([result.missed_bound for result in results], state.lse)
+    bound, bound_max = _native.share(bound_log, state.lse)
     nbytes = sum(_nbytes(query, partition, part) for part in whole)
-    return SparseAnswer(state, results, whole_share, nbytes, missed, missed_log, bound, bound_max)
+    floor = reduce(np.maximum, (largest_of(search.result, window.floor.shape) for search in searches), window.floor)
+    signs = signs_of(query.q, state.lse, bound_log, np.float32(query.scale) * floor)
+    signs[:, _given_up(searches, query)] = np.nan
+    return SparseAnswer(state, results, whole_share, nbytes, missed, missed_log, bound, bound_max, signs)
+
+
+def _given_up(searches: Sequence[IndexSearch], query: AttentionQuery) -> HeadMask:
+    """The rows that all of the searches that were asked for them gave up, bool `[q_heads, n]`."""
+    rows = np.ones(query.q.shape[:2], np.bool_)
+    for search in searches:
+        asked = _rows_of(search.part.active_heads, len(rows))
+        dense = np.zeros(rows.shape, np.bool_) if search.result.dense is None else search.result.dense
+        rows &= dense | ~asked[:, None]
+    return rows
+
+
+def _rows_of(heads: HeadMask | None, q_heads: int) -> HeadMask:
+    """The query heads of some KV heads, bool `[q_heads]`; None for all."""
+    return np.ones(q_heads, np.bool_) if heads is None else np.repeat(heads, q_heads // len(heads))
+
+
+def _unlike(query: AttentionQuery, partition: RunPartition, answer: SparseAnswer) -> HeadMask | None:
+    """The KV heads of which a sign is outside of its range, bool `[kv_heads]`; None for none."""
+    if partition.ranges is None or partition.device is not None or not query.judged:
+        return None
+    heads = outside(answer.signs, partition.ranges, query.layout.kv_heads)
+    return heads if heads.any() else None
+
+
+def _either(one: HeadMask | None, other: HeadMask | None) -> HeadMask | None:
+    return other if one is None else one if other is None else one | other
 
 
 def _attend_retrieved(

@@ -20,6 +20,7 @@ from kvdb.attention.exact import AttentionStats, IndexSearch
 from kvdb.attention.observation import Observation
 from kvdb.attention.partition import RunPartition, SearchedSpan
 from kvdb.attention.search import FOUND_SHARE_MAX, WHOLE_SHARE_MAX, AttentionQuery, shared_retrieval
+from kvdb.attention.signs import SIGNS
 from kvdb.attention.state import AttentionState
 from kvdb.storage.block_layout import bits
 from kvdb.types import MEASURES, Float32
@@ -53,13 +54,14 @@ class PreparedStep:
         started = perf_counter_ns()
         q, run = query.q, query.run
         out, logs = np.empty(q.shape, q.dtype), np.empty((3, q.shape[0], 1), np.float32)
-        result = self.native.run(bits(q), run.addresses, run.counts, bits(out), logs, query.observed)
+        result = self.native.run(bits(q), run.addresses, run.counts, bits(out), logs, query.observed, query.judged)
         searches = StepSearches(self._searched, result)
         if result.end == _native.StepEnd.not_finite:
             logs[0] = np.nan
         lse, read, missed = logs
         if query.observed and result.end == _native.StepEnd.answered:
             self.observe(self.native.observations(result, None, np.logaddexp(read, missed)))
+        signs, unlike = result.signs(), result.unlike()
         stats = AttentionStats(
             scanned=result.scanned,
             retrieved=result.retrieved,
@@ -71,6 +73,8 @@ class PreparedStep:
             searches=searches,
             lse=read,
             missed_log=missed,
+            signs=signs.reshape(SIGNS, -1, 1) if len(signs) else None,
+            unlike=unlike.view(np.bool_) if unlike.any() else None,
             search_ns=result.search_ns,
             gather_ns=result.gather_ns,
         )
@@ -183,6 +187,7 @@ def _prepare(query: AttentionQuery, partition: RunPartition, retrieval: Retrieva
         [(tuple(partition.blocks(run, part.span)), part.span.tokens, part.heads) for part in partition.whole],
         partition.tokens,
         partition.guards,
+        None if partition.device is not None else partition.ranges,
         FOUND_SHARE_MAX,
         WHOLE_SHARE_MAX,
         inf if limit is None else limit,

@@ -1,7 +1,7 @@
 """The measured errors of each way of answering over one segment, or over a session's own tail, by layer and KV head."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
 import numpy as np
@@ -54,15 +54,20 @@ class Evidence:
             ways = self._records.setdefault(layer, {})
             record = ways.get(way)
             if record is None:
-                record = ways[way] = WayRecord.empty(len(audit.errors))
+                record = ways[way] = WayRecord.empty(len(audit.errors), audit.signs.shape[1])
             now = self._queries.get(layer, 0)
-            proven = np.isfinite(record.summary(now).bounds)
-            record.add(audit, now)
+            known, unlike = record.summary(now), record.unlike(audit)
+            proven = np.isfinite(known.bounds)
+            record.add_unlike(audit, unlike, known.bounds if limits is None else limits, now)
             suspects = np.zeros(len(audit.heads), np.bool_)
-            if limits is not None:
-                suspects = record.judge(audit, limits, now)
-            changed = (np.isfinite(record.summary(now).bounds) != proven).any()
-            if changed or (limits is not None and audit.complete and _over(audit, limits)):
+            if not audit.chosen:
+                record.add(audit, unlike, limits, now)
+                audit = replace(audit, heads=audit.heads & ~unlike)
+                if limits is not None:
+                    suspects = record.judge(audit, limits, now)
+            widened = audit.chosen and bool((audit.heads & ~record.unlike(audit)).any())
+            changed = widened or (np.isfinite(record.summary(now).bounds) != proven).any()
+            if changed or (limits is not None and audit.complete and not audit.chosen and _over(audit, limits)):
                 self.changes.advance()
             return suspects
 

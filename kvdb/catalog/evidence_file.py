@@ -2,8 +2,8 @@
 
 Layout, little-endian: magic, 8 bytes; length of the whole file, uint64; length of the text that follows, uint32; the text, JSON
 in UTF-8: the version, the fields of `Owner`, the number of queries of each layer, and for each record its layer, its way and
-three numbers, how many errors of a head, rows and times it has; then the arrays of each record, one behind the other in the
-order of ARRAYS; last the CRC-32C of everything before it, uint32.
+four numbers, how many errors of a head, rows, times and query heads it has; then the arrays of each record, one behind the other
+in the order of ARRAYS; last the CRC-32C of everything before it, uint32.
 
 Wrong evidence would let wrong answers pass. So a file with any fault is not used at all, and everything is proven anew.
 """
@@ -20,17 +20,19 @@ import numpy as np
 import numpy.typing as npt
 
 import kvdb._native as _native
+from kvdb.attention.signs import SIGNS
 from kvdb.catalog.evidence import Evidence, Records
 from kvdb.catalog.way_record import RECENT_AUDITS, SAMPLES_MAX, SAMPLES_MIN, TIMES_MAX, WayRecord
 from kvdb.errors import IntegrityError, KvdbError, SpecMismatch, Unsupported
 from kvdb.storage.disk import SegmentFolder
 from kvdb.storage.segment_file import SegmentFile
+from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.ways import Way
 
 log = logging.getLogger(__name__)
 SUFFIX = ".evidence"
 MAGIC = b"KVDBEVD\n"
-VERSION = 1
+VERSION = 2
 START = struct.Struct("<8sQI")
 SUM = struct.Struct("<I")
 ARRAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -45,9 +47,15 @@ ARRAYS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "waits_until": ("<i8", ("heads",)),
     "withdrawn": ("<i8", ("heads",)),
     "stale": ("<i8", ("heads",)),
+    "seen": ("<f4", ("edges", "signs", "q_heads")),
+    "unlike_seen": ("<f4", ("edges", "signs", "q_heads")),
+    "unlike_errors": ("<f4", ("heads", "unlike")),
+    "unlike_counts": ("<i8", ("heads",)),
+    "unlike_since": ("<i8", ("heads",)),
 }
 """The type and shape of each array of a `WayRecord`."""
-SIZES_MAX = {"errors": SAMPLES_MAX, "rows": SAMPLES_MAX, "times": TIMES_MAX}
+SIZES_MAX = {"errors": SAMPLES_MAX, "rows": SAMPLES_MAX, "times": TIMES_MAX, "q_heads": None}
+SIZES = {"faults": RECENT_AUDITS, "edges": 2, "signs": SIGNS, "unlike": AUDITS_MIN}
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,7 @@ def pack(owner: Owner, records: Records) -> bytes:
     for layer, ways in records.ways.items():
         for way, record in ways.items():
             sizes = {"errors": record.errors.shape[1], "rows": len(record.rows), "times": len(record.times)}
+            sizes["q_heads"] = record.seen.shape[2]
             listed.append({"layer": layer, "way": way.to_dict(), "sizes": sizes})
             arrays += [np.ascontiguousarray(getattr(record, name), dtype).tobytes() for name, (dtype, _) in ARRAYS.items()]
     fields = {"version": VERSION, "owner": asdict(owner), "queries": list(records.queries.items()), "records": listed}
@@ -172,7 +181,9 @@ def _records(payload: bytes, listed: Sequence[Mapping[str, Any]], owner: Owner) 
     for one in listed:
         layer, way = _layer(one["layer"], owner), Way.from_dict(one["way"])
         sizes = {name: _count(one["sizes"][name], most) for name, most in SIZES_MAX.items()}
-        sizes |= {"heads": owner.kv_heads, "faults": RECENT_AUDITS}
+        if not sizes["q_heads"] or sizes["q_heads"] % owner.kv_heads:
+            raise ValueError(f"{sizes['q_heads']} query heads of {owner.kv_heads} KV heads")
+        sizes |= {"heads": owner.kv_heads, **SIZES}
         arrays: dict[str, Any] = {}
         for name, (dtype, axes) in ARRAYS.items():
             shape = tuple(sizes[axis] for axis in axes)
@@ -191,6 +202,8 @@ def _checked(record: WayRecord) -> WayRecord:
     full = record.counts > size
     wrong = size < SAMPLES_MIN or record.counts.min(initial=0) < 0 or (full.any() and size != SAMPLES_MAX)
     wrong = wrong or (record.errors < 0).any() or (record.rows < 0).any() or np.isnan(record.missed).any()
+    wrong = wrong or np.isnan(record.seen).any() or np.isnan(record.unlike_seen).any() or (record.unlike_errors < 0).any()
+    wrong = wrong or not ((record.unlike_counts >= 0) & (record.unlike_counts < AUDITS_MIN)).all()
     wrong = wrong or not (record.times >= 0).all() or not ((record.given_up >= 0) & (record.given_up <= 1)).all()
     if wrong or min(record.withdrawn.min(initial=1), record.stale.min(initial=1)) < 1:
         raise ValueError("numbers that no audit leaves")

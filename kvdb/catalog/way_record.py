@@ -6,8 +6,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from kvdb.attention.signs import SIGNS, outside
 from kvdb.types import Bools, Float32
-from query_optimizer.order_statistics import lower_bound, upper_bound
+from query_optimizer.order_statistics import AUDITS_MIN, lower_bound, upper_bound
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -24,24 +25,34 @@ STALE_QUERIES, STALE_QUERIES_MAX = 1 << 13, 1 << 20
 """Audits of a head are forgotten after this number of queries of the layer without another audit; the number doubles each time,
 up to the maximum."""
 
+RANGE_AUDITS, RANGE_MARGIN, RANGE_MARGIN_MIN = 16, 0.5, 0.1
+"""From so many audits on, a query is unlike them if a sign lies beyond those of all by more than this part of what they span and
+more than the minimum."""
+UNLIKE_QUERIES = 4 * AUDITS_MIN
+"""Where AUDITS_MIN of so many queries were unlike those of the proof, and are not within their limit, the way is withdrawn."""
+
 
 @dataclass(frozen=True)
 class Audit:
     """Answers by one way beside exact ones. Arrays are `[kv_heads, n]` for n queries.
 
     errors: float32, the L2 norm of the difference, relative to that of the layer's exact output. missed: float32, the logarithm
-    of the softmax mass that is estimated to be left out, relative to what was read, for the query head with the most. heads: bool
-    `[kv_heads]`, those that count. given_up: bool `[kv_heads]`, those that the search gave up on, so that they were read whole.
+    of the softmax mass that is estimated to be left out, relative to what was read, for the query head with the most. signs:
+    float32 `[SIGNS, q_heads, n]`, as `kvdb.attention.signs` has them. heads: bool `[kv_heads]`, those that count. given_up: bool
+    `[kv_heads]`, those that the search gave up on, so that they were read whole.
     time_share: the time of the search relative to that of the exact answer, None where it is not known. complete: whether all
-    heads that the way answers were compared, so that the audit says what their errors are together.
+    heads that the way answers were compared, so that the audit says what their errors are together. chosen: whether the heads are
+    compared because they were told to be unlike those of the proof, so that they say nothing of the others.
     """
 
     errors: Float32
     missed: Float32
+    signs: Float32
     heads: Bools
     given_up: Bools
     time_share: float | None = None
     complete: bool = True
+    chosen: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,8 @@ class WayEvidence:
     """What the audits of one way in one layer show, an entry for each KV head.
 
     audits: int64, how many count. bounds, least: float64, what the 95th percentile of the error is at most and at least, each
-    with a confidence of 95 %. guards: float32, the largest `missed` of any audit. median, largest: float64, of the errors.
+    with a confidence of 95 %. guards: float32, the largest `missed` of any audit. ranges: float32 `[2, SIGNS, q_heads]`,
+    the least and the largest that a sign may be in a query like those of the audits. median, largest: float64, of the errors.
     given_up: float64, the share of audits in which the head was read whole. waits: bool, whether the way was withdrawn and is not
     to be tried. time_share: the lower quartile, as other work of the processors only adds to a time; None before any was timed.
     rows: float32 `[n, kv_heads]`, the errors of the last complete audits, a row for each query; NaN where a head was not
@@ -60,6 +72,7 @@ class WayEvidence:
     bounds: Float64
     least: Float64
     guards: Float32
+    ranges: Float32
     median: Float64
     largest: Float64
     given_up: Float64
@@ -77,7 +90,10 @@ class WayRecord:
     shares of the last audits. given_up: float64 `[kv_heads]`, as in `WayEvidence`. faults: bool `[kv_heads, RECENT_AUDITS]`,
     whether the head exceeded its limit, the last audit first. last, waits_until: int64 `[kv_heads]`, when a head was last
     audited, and until when the way is not tried for it. withdrawn, stale: int64 `[kv_heads]`, how long the way will not be tried
-    when it is next withdrawn, and how long audits count without a new one.
+    when it is next withdrawn, and how long audits count without a new one. seen: float32 `[2, SIGNS, q_heads]`, the least and the
+    largest of each sign in the audits that count. unlike_seen: the same, of audits of queries unlike those, which count once they
+    are AUDITS_MIN; unlike_errors: float32 `[kv_heads, AUDITS_MIN]`, and unlike_counts: int64 `[kv_heads]`, are of them;
+    unlike_since: int64 `[kv_heads]`, when the first was.
     """
 
     counts: Int64
@@ -91,12 +107,17 @@ class WayRecord:
     waits_until: Int64
     withdrawn: Int64
     stale: Int64
+    seen: Float32
+    unlike_seen: Float32
+    unlike_errors: Float32
+    unlike_counts: Int64
+    unlike_since: Int64
     _summary: WayEvidence | None = field(default=None, init=False, repr=False)
 
     @classmethod
-    def empty(cls, kv_heads: int) -> Self:
+    def empty(cls, kv_heads: int, q_heads: int) -> Self:
         """A record without audits."""
-        zeros = [np.zeros(kv_heads, np.int64) for _ in range(3)]
+        zeros = [np.zeros(kv_heads, np.int64) for _ in range(5)]
         return cls(
             counts=zeros[0],
             errors=np.zeros((kv_heads, SAMPLES_MIN), np.float32),
@@ -109,25 +130,64 @@ class WayRecord:
             waits_until=zeros[2],
             withdrawn=np.full(kv_heads, WITHDRAWN_QUERIES),
             stale=np.full(kv_heads, STALE_QUERIES),
+            seen=_nothing_seen(q_heads),
+            unlike_seen=_nothing_seen(q_heads),
+            unlike_errors=np.zeros((kv_heads, AUDITS_MIN), np.float32),
+            unlike_counts=zeros[3],
+            unlike_since=zeros[4],
         )
 
-    def add(self, audit: Audit, now: int) -> None:
-        """Add an audit. now: the number of queries of the layer so far."""
+    def unlike(self, audit: Audit) -> Bools:
+        """The heads of an audit whose query is unlike those of the audits that count, bool `[kv_heads]`. In use they are read
+        whole."""
+        return audit.heads & ~audit.given_up & outside(audit.signs, self._ranges(), len(self.counts))
+
+    def add(self, audit: Audit, unlike: Bools, limits: Float64 | None, now: int) -> None:
+        """Add an audit. unlike: as of `unlike`. limits: the error that heads may have, None for any. now: the number of queries
+        of the layer so far."""
         self._summary = None
-        for head in np.flatnonzero(audit.heads).tolist():
-            for error, missed in zip(audit.errors[head].tolist(), audit.missed[head].tolist(), strict=True):
-                if self.counts[head] == self.errors.shape[1] < SAMPLES_MAX:
-                    self.errors, self.missed = (np.concatenate([a, np.zeros_like(a)], axis=1) for a in (self.errors, self.missed))
-                place = self.counts[head] % SAMPLES_MAX
-                self.errors[head, place], self.missed[head, place] = error, missed
-                self.counts[head] += 1
+        heads = audit.heads & ~unlike
+        within = np.ones(len(heads), np.bool_) if limits is None else (audit.errors <= limits[:, None]).all(axis=1)
+        self._see(self.seen, audit.signs, heads & within & ~audit.given_up)
+        for head in np.flatnonzero(heads).tolist():
+            self._count(head, audit.errors[head], audit.missed[head])
             self.given_up[head] += (audit.given_up[head] - self.given_up[head]) / min(self.counts[head], SAMPLES_MAX)
             self.last[head] = now
         if audit.complete:
-            rows = np.where(audit.heads, audit.errors.T, np.float32(np.nan))
+            rows = np.where(audit.heads, np.where(unlike, 0, audit.errors.T), np.float32(np.nan)).astype(np.float32)
             self.rows = np.concatenate([self.rows, rows])[-SAMPLES_MAX:]
         if audit.time_share is not None:
             self.times = np.append(self.times, audit.time_share)[-TIMES_MAX:]
+
+    def add_unlike(self, audit: Audit, unlike: Bools, limits: Float64, now: int) -> None:
+        """Add what an audit shows of heads whose query is unlike those of the audits that count, bool `[kv_heads]`. AUDITS_MIN
+        such are a proof of their own: within the limit, they count from then on; else the way is withdrawn if so few queries lay
+        between that it hardly serves."""
+        for head in np.flatnonzero(unlike).tolist():
+            self._summary = None
+            mask = np.arange(len(self.counts)) == head
+            if not self.unlike_counts[head]:
+                self.unlike_since[head] = now
+            self._see(self.unlike_seen, audit.signs, mask)
+            self.unlike_errors[head, self.unlike_counts[head]] = audit.errors[head].max()
+            self.unlike_counts[head] += 1
+            if self.unlike_counts[head] == AUDITS_MIN:
+                self._settle_unlike(mask, limits[head], now)
+
+    def _settle_unlike(self, mask: Bools, limit: float, now: int) -> None:
+        """Decide on AUDITS_MIN audits of unlike queries of the one head in the mask."""
+        head = int(mask.argmax())
+        errors, rows = self.unlike_errors[head].copy(), self._rows(mask)
+        seen = self.unlike_seen[..., rows].copy()
+        if upper_bound(errors) <= limit:
+            if self.counts[head] < AUDITS_MIN:
+                self._forget(mask)
+            self._count(head, errors, np.full(AUDITS_MIN, -np.inf, np.float32))
+            self.seen[0, :, rows] = np.minimum(self.seen[0, :, rows], seen[0].T)
+            self.seen[1, :, rows] = np.maximum(self.seen[1, :, rows], seen[1].T)
+        elif now - self.unlike_since[head] <= UNLIKE_QUERIES:
+            self._withdraw(mask, now)
+        self._forget_unlike(mask)
 
     def judge(self, audit: Audit, limits: Float64, now: int) -> Bools:
         """Withdraw the way for heads that exceeded their limits too often, or are no longer proven to keep them. Returns the
@@ -137,9 +197,7 @@ class WayRecord:
         self.faults[audit.heads, 0] = broke[audit.heads]
         unproven = ~(self.summary(now).bounds <= limits)
         leave = broke & (unproven | (self.faults.sum(axis=1) >= RECENT_FAULTS))
-        self._forget(leave)
-        self.waits_until[leave] = now + self.withdrawn[leave]
-        self.withdrawn[leave] = np.minimum(2 * self.withdrawn[leave], WITHDRAWN_QUERIES_MAX)
+        self._withdraw(leave, now)
         return np.asarray(broke & ~leave, np.bool_)
 
     def summary(self, now: int) -> WayEvidence:
@@ -165,11 +223,56 @@ class WayRecord:
             median[head], largest[head] = float(np.median(errors)), float(errors.max())
             guards[head] = self.missed[head, : counts[head]].max()
         time_share = float(np.quantile(self.times, 0.25)) if len(self.times) else None
-        return WayEvidence(counts, bounds, least, guards, median, largest, self.given_up.copy(), waits, time_share, self.rows)
+        return WayEvidence(
+            counts, bounds, least, guards, self._ranges(), median, largest, self.given_up.copy(), waits, time_share, self.rows
+        )
+
+    def _ranges(self) -> Float32:
+        """See `WayEvidence`. Without audits enough, everything is in range."""
+        least, most = self.seen
+        with np.errstate(invalid="ignore"):
+            margin = np.maximum(RANGE_MARGIN * (most - least), RANGE_MARGIN_MIN)
+            ranges = np.stack([least - margin, most + margin])
+        unknown = (least > most) | ~self._rows(self.counts >= RANGE_AUDITS)
+        return np.where(unknown, np.array([-np.inf, np.inf]).reshape(2, 1, 1), ranges).astype(np.float32)
+
+    def _rows(self, heads: Bools) -> Bools:
+        """The query heads of some KV heads, bool `[q_heads]`."""
+        return np.repeat(heads, self.seen.shape[2] // len(self.counts))
+
+    def _see(self, seen: Float32, signs: Float32, heads: Bools) -> None:
+        """Widen what was seen by the signs of these heads."""
+        shown = np.where(self._rows(heads)[:, None], signs, np.float32(np.nan))
+        seen[0] = np.fmin(seen[0], np.fmin.reduce(shown, axis=2))
+        seen[1] = np.fmax(seen[1], np.fmax.reduce(shown, axis=2))
+
+    def _count(self, head: int, errors: Float32, missed: Float32) -> None:
+        for error, left_out in zip(errors.tolist(), missed.tolist(), strict=True):
+            if self.counts[head] == self.errors.shape[1] < SAMPLES_MAX:
+                self.errors, self.missed = (np.concatenate([a, np.zeros_like(a)], axis=1) for a in (self.errors, self.missed))
+            place = self.counts[head] % SAMPLES_MAX
+            self.errors[head, place], self.missed[head, place] = error, left_out
+            self.counts[head] += 1
+
+    def _withdraw(self, heads: Bools, now: int) -> None:
+        self._forget(heads)
+        self.waits_until[heads] = now + self.withdrawn[heads]
+        self.withdrawn[heads] = np.minimum(2 * self.withdrawn[heads], WITHDRAWN_QUERIES_MAX)
+
+    def _forget_unlike(self, heads: Bools) -> None:
+        self.unlike_counts[heads] = 0
+        self.unlike_seen[..., self._rows(heads)] = _nothing_seen(1)
 
     def _forget(self, heads: Bools) -> None:
+        self.seen[..., self._rows(heads)] = _nothing_seen(1)
+        self._forget_unlike(heads)
         self.counts[heads] = 0
         self.faults[heads] = False
         self.given_up[heads] = 0
         self.rows = np.where(heads, np.float32(np.nan), self.rows)
         self._summary = None
+
+
+def _nothing_seen(q_heads: int) -> Float32:
+    """What was seen of signs before there was an audit."""
+    return np.broadcast_to(np.array([np.inf, -np.inf], np.float32).reshape(2, 1, 1), (2, SIGNS, q_heads)).copy()

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from indexes.retrieval import Exact
+from kvdb.attention.signs import SIGNS
 from kvdb.attention.triton.finish import Rereading, States, judge
 from kvdb.attention.triton.pages import Pages
 from kvdb.gpu.device import Device
@@ -20,11 +21,12 @@ from kvdb.types import Float32, ModelSpec
 @dataclass(frozen=True, eq=False)
 class Limits:
     """What the answer of one session may miss. guards: float32 `[kv_heads]`, the logarithm of the mass that a KV head may be
-    estimated to miss, relative to the mass it reads, None for no limit. bound: the share of the mass that any query may be
-    bounded to miss, infinite for no limit."""
+    estimated to miss, relative to the mass it reads, None for no limit. ranges: as in `RunPartition`. bound: the
+    share of the mass that any query may be bounded to miss, infinite for no limit."""
 
     guards: Float32 | None = None
     bound: float = np.inf
+    ranges: Float32 | None = None
 
     @property
     def any(self) -> bool:
@@ -46,6 +48,7 @@ class Reread:
         self.anew = Rereading(
             whole=self._launches.outputs.states(),
             guards=torch.full((n, spec.kv_heads), torch.inf, device=where),
+            ranges=_everything(n, spec).to(where),
             bounds=torch.full((n,), torch.inf, device=where),
             needed=torch.zeros(n, dtype=torch.int32, device=where),
             any_needed=torch.zeros(1, dtype=torch.int32, device=where),
@@ -57,7 +60,7 @@ class Reread:
     def tensors(self) -> Iterator[torch.Tensor]:
         """See `HoldsTensors`. What it launches counts its own."""
         anew = self.anew
-        yield from (anew.guards, anew.bounds, anew.needed, anew.any_needed, anew.tokens)
+        yield from (anew.guards, anew.ranges, anew.bounds, anew.needed, anew.any_needed, anew.tokens)
 
     def limit(self, limits: Sequence[Limits]) -> None:
         """Set the limits of each session. Must be called inside `launching`."""
@@ -66,6 +69,8 @@ class Reread:
         bounds = np.array([one.bound for one in limits], np.float32)
         for target, values in ((self.anew.guards, guards), (self.anew.bounds, bounds)):
             target.copy_(torch.from_numpy(values))
+        for target, one in zip(self.anew.ranges, limits, strict=True):
+            target.copy_(_everything(1, self._spec)[0] if one.ranges is None else torch.from_numpy(one.ranges))
 
     def follow_tails(self) -> bool:
         """See `StepLaunches.follow_tails`."""
@@ -78,8 +83,13 @@ class Reread:
         """Judge what searches found, and read everything where it is needed. tails: int32 `[sessions]`. Nothing here depends on
         the host."""
         launches, lengths = self._launches, self._lengths
-        judge(states, self.anew, q.shape[1])
+        judge(states, self.anew, q)
         lengths[: len(tails)].copy_(tails)
         torch.mul(lengths, self.anew.any_needed, out=launches.batch.lengths)
         launches.q.copy_(q)
         launches.launch()
+
+
+def _everything(n: int, spec: ModelSpec) -> torch.Tensor:
+    """Ranges that everything lies in, float32 `[n, 2, SIGNS, q_heads]` in main memory."""
+    return torch.tensor([-torch.inf, torch.inf])[None, :, None, None].repeat(n, 1, SIGNS, spec.q_heads)

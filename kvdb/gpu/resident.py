@@ -63,10 +63,11 @@ class ResidentLayer:
         """Whether its answers may miss something, and not everything."""
         return self.limits.any and any(part.kind is not None for part in self.request.parts)
 
-    def begin(self, steps: int, guards: Float32 | None, bound: float) -> None:
+    def begin(self, steps: int, guards: Float32 | None, ranges: Float32 | None, bound: float) -> None:
         """See `ResidentSteps.begin`."""
-        if guards is not self.limits.guards or bound != self.limits.bound:
-            self.limits = Limits(guards, bound)
+        known = self.limits
+        if guards is not known.guards or ranges is not known.ranges or bound != known.bound:
+            self.limits = Limits(guards, bound, ranges)
         self.tail.sync()
         self.tail.reserve(self.tail.length + steps)
         self._kept.clear()

@@ -89,6 +89,7 @@ void PyStep::add(const PySearch& search) {
 namespace {
 
 using GuardsArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RangesArray = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using TopArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using LogsArray = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using PyWhole = std::tuple<PyReads, std::int64_t, HeadsArray>;
@@ -97,7 +98,8 @@ PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyRea
                  std::int64_t grows_from, const std::optional<PyReads>& sinks,
                  const std::vector<PySearch>& searches, const std::vector<PyWhole>& whole,
                  std::int64_t tokens, const std::optional<GuardsArray>& guards,
-                 double found_share_max, double whole_share_max, double bound_max) {
+                 const std::optional<RangesArray>& ranges, double found_share_max,
+                 double whole_share_max, double bound_max) {
     if (q_heads < 1 || q_heads % geometry.kv_heads != 0) {
         fail("q_heads is " + std::to_string(q_heads) + "; expected a multiple of the " +
              std::to_string(geometry.kv_heads) + " KV heads");
@@ -120,6 +122,10 @@ PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyRea
         check_shape(*guards, {geometry.kv_heads}, "guards");
         plan.guards.assign(guards->data(), guards->data() + guards->size());
     }
+    if (ranges) {
+        check_shape(*ranges, {2, kSigns, q_heads}, "ranges");
+        plan.ranges.assign(ranges->data(), ranges->data() + ranges->size());
+    }
     plan.found_share_max = found_share_max;
     plan.whole_share_max = whole_share_max;
     plan.bound_max = bound_max;
@@ -127,8 +133,8 @@ PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyRea
 }
 
 StepResult py_run(const PyStep& step, const ConstArray& q, const TableArray& table,
-                  const CountsArray& counts, const Array& out, const LogsArray& logs,
-                  bool observed) {
+                  const CountsArray& counts, const Array& out, const LogsArray& logs, bool observed,
+                  bool judged) {
     const StepPlan& plan = step.plan;
     const Geometry& geometry = plan.geometry;
     StepCall call{};
@@ -149,6 +155,7 @@ StepResult py_run(const PyStep& step, const ConstArray& q, const TableArray& tab
     call.read_lse = logs.data() + plan.q_heads;
     call.missed = logs.data() + 2 * plan.q_heads;
     call.observed = observed;
+    call.unlike = judged ? Unlike::read_whole : Unlike::answered;
     const ReleaseGil release;
     return run_step(plan, call);
 }
@@ -204,7 +211,8 @@ void bind_step(nb::module_& m) {
         .value("answered", StepEnd::answered)
         .value("reads_everything", StepEnd::reads_everything)
         .value("not_finite", StepEnd::not_finite)
-        .value("bound_exceeded", StepEnd::bound_exceeded);
+        .value("bound_exceeded", StepEnd::bound_exceeded)
+        .value("unlike", StepEnd::unlike);
     nb::class_<StepResult>(m, "StepResult")
         .def_ro("end", &StepResult::end)
         .def_prop_ro("searches", [](const StepResult& self) { return self.found.size(); })
@@ -216,6 +224,8 @@ void bind_step(nb::module_& m) {
         .def_prop_ro("bound_max", [](const StepResult& self) { return self.bound.largest; })
         .def_ro("search_ns", &StepResult::search_ns)
         .def_ro("gather_ns", &StepResult::gather_ns)
+        .def("signs", [](const StepResult& self) { return numpy_of(self.signs); })
+        .def("unlike", [](const StepResult& self) { return numpy_of(self.unlike); })
         .def("found", &py_found, "search"_a);
     nb::class_<PyStep>(m, "Step")
         .def(
@@ -224,15 +234,17 @@ void bind_step(nb::module_& m) {
                const PyReads& window, std::int64_t grows_from, const std::optional<PyReads>& sinks,
                const std::vector<PySearch>& searches, const std::vector<PyWhole>& whole,
                std::int64_t tokens, const std::optional<GuardsArray>& guards,
-               double found_share_max, double whole_share_max, double bound_max) {
+               const std::optional<RangesArray>& ranges, double found_share_max,
+               double whole_share_max, double bound_max) {
                 new (self) PyStep(make_step(geometry, q_heads, scale, window, grows_from, sinks,
-                                            searches, whole, tokens, guards, found_share_max,
-                                            whole_share_max, bound_max));
+                                            searches, whole, tokens, guards, ranges,
+                                            found_share_max, whole_share_max, bound_max));
             },
             "geometry"_a, "q_heads"_a, "scale"_a, "window"_a, "grows_from"_a, "sinks"_a.none(),
-            "searches"_a, "whole"_a, "tokens"_a, "guards"_a.none(), "found_share_max"_a,
-            "whole_share_max"_a, "bound_max"_a)
-        .def("run", &py_run, "q"_a, "table"_a, "counts"_a, "out"_a, "logs"_a, "observed"_a)
+            "searches"_a, "whole"_a, "tokens"_a, "guards"_a.none(), "ranges"_a.none(),
+            "found_share_max"_a, "whole_share_max"_a, "bound_max"_a)
+        .def("run", &py_run, "q"_a, "table"_a, "counts"_a, "out"_a, "logs"_a, "observed"_a,
+             "judged"_a)
         .def("observations", &py_observations_of, "result"_a, "top"_a.none(), "lse"_a);
 }
 

@@ -63,10 +63,10 @@ class Answers {
                 continue;
             }
             float* logs = layer.logs();
-            calls.push_back(
-                {course.plan,
-                 {tokens_[i].q, course.table, course.counts, course.blocks, tokens_[i].out, logs,
-                  logs + layer.q_heads, logs + 2 * layer.q_heads, layer.observes_next()}});
+            calls.push_back({course.plan,
+                             {tokens_[i].q, course.table, course.counts, course.blocks,
+                              tokens_[i].out, logs, logs + layer.q_heads, logs + 2 * layer.q_heads,
+                              layer.observes_next(), Unlike::refused}});
             numbers.push_back(i);
         }
         if (calls.empty()) return true;
@@ -76,8 +76,9 @@ class Answers {
         for (std::size_t number = 0; number < results.size(); ++number) {
             const StepResult& result = results[number];
             StepTotals& spent = spent_[numbers[number]];
-            const bool refused =
-                result.end == StepEnd::not_finite || result.end == StepEnd::bound_exceeded;
+            const bool refused = result.end == StepEnd::not_finite ||
+                                 result.end == StepEnd::bound_exceeded ||
+                                 result.end == StepEnd::unlike;
             if (refused) return false;
             spent.nbytes = result.nbytes;
             spent.search_ns = result.search_ns;

@@ -117,7 +117,8 @@ class LayerSteps {
 };
 
 // Appends a token of each session and answers its query: all of them or none. Where it returns
-// false, because a number is not finite or a bound does not hold, nothing has changed but `out`.
+// false, because a number is not finite, a bound does not hold, or a query is unlike those for
+// which its plan was proven, nothing has changed but `out`.
 // `goes_on` must hold for each, geometry, q_heads and scale are those of all, and no layer comes
 // twice. Blocks of so many tokens that several read whole are read once.
 bool take_steps(const std::vector<TokenStep>& tokens, std::int64_t shared_tokens_min);

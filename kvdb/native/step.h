@@ -52,6 +52,11 @@ struct StepWhole {
     std::vector<std::uint8_t> heads;  // [kv_heads]
 };
 
+// What a query and its searches show for nothing: the logarithms of the query's length and of the
+// mass that was read, that of the bound on what was not, relative to it, and the largest score,
+// but for the sinks.
+constexpr int kSigns = 4;
+
 struct StepPlan {
     Geometry geometry{};
     int q_heads;
@@ -64,6 +69,8 @@ struct StepPlan {
     std::int64_t tokens;        // that are searched; spans searched by several indexes count once
     std::vector<float> guards;  // [kv_heads], or empty: the log of what a head may miss, relative
                                 // to what it reads
+    std::vector<float> ranges;  // [2][kSigns][q_heads], or empty: the least and the largest sign
+                                // for which the plan was proven
     double found_share_max;     // of the searched tokens: more are read whole
     double whole_share_max;     // of the searched tokens and KV heads: more, and all are
     double bound_max;           // of the mass that is left out, proven; infinite for none
@@ -74,6 +81,9 @@ struct StepPlan {
                            [](const StepSearch& search) { return search.observed; });
     }
 };
+
+// What is done about KV heads of which a sign is outside of its range.
+enum class Unlike { read_whole, refused, answered };
 
 // The query, the run as it is now, and where the answer goes. All arrays are contiguous.
 struct StepCall {
@@ -86,9 +96,10 @@ struct StepCall {
     float* read_lse;        // [q_heads] over the tokens read, without estimates
     float* missed;          // [q_heads] log of the estimated sum that was left out
     bool observed = false;  // whether the result shows what the query wanted
+    Unlike unlike = Unlike::read_whole;
 };
 
-enum class StepEnd { answered, reads_everything, not_finite, bound_exceeded };
+enum class StepEnd { answered, reads_everything, not_finite, bound_exceeded, unlike };
 
 // What a query showed that is observed. Where everything is to be read, `top` holds nothing.
 struct StepShown {
@@ -109,6 +120,8 @@ struct StepResult {
     std::int64_t search_ns = 0, gather_ns = 0;
     Share missed{0, 0}, bound{0, 0};
     StepShown shown;
+    std::vector<float> signs;          // [kSigns][q_heads], NaN where a search gave up
+    std::vector<std::uint8_t> unlike;  // [kv_heads], those that were outside of their ranges
 };
 
 // A call and the plan that answers it.

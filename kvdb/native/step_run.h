@@ -44,6 +44,9 @@ class StepRun {
     void attend_one(std::size_t i, const std::vector<std::uint8_t>& dense);
     void read_whole(const StepBlocks& blocks, const std::vector<std::uint8_t>& heads);
     std::vector<std::uint8_t> unguarded() const;
+    std::vector<float> signs() const;
+    std::vector<std::uint8_t> unlike() const;
+    bool given_up(std::int64_t row) const;
     bool merge_estimates();
 
     const StepPlan& plan_;

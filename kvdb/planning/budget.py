@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvdb.attention.signs import SIGNS
 from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.way_record import WayEvidence
 from kvdb.types import Float32
@@ -50,6 +51,22 @@ def guards_of(budget: LayerBudget, evidence: Sequence[Mapping[Way, WayEvidence]]
             seen = min(known[share.way].guards[head] for known in evidence)
             guards[head] = max(seen, np.log(GUARD_SHARE * share.error_max))
     return guards
+
+
+def ranges_of(budget: LayerBudget, evidence: Sequence[Mapping[Way, WayEvidence]], q_heads: int) -> Float32 | None:
+    """The least and the largest of each sign (`kvdb.attention.signs`) for which each head's way was proven: float32 `[2, SIGNS,
+    q_heads]`; None for answers that are only compared. Outside of them the evidence says nothing, and the head is read whole."""
+    if budget.trial is not None or not any(share.way is not None for share in budget.heads):
+        return None
+    ranges = np.full((2, SIGNS, q_heads), np.inf, np.float32)
+    ranges[0] = -np.inf
+    group = q_heads // len(budget.heads)
+    for head, share in enumerate(budget.heads):
+        if share.way is not None:
+            rows = slice(head * group, (head + 1) * group)
+            seen = np.stack([known[share.way].ranges[..., rows] for known in evidence])
+            ranges[0, :, rows], ranges[1, :, rows] = seen[:, 0].max(axis=0), seen[:, 1].min(axis=0)
+    return ranges
 
 
 def _ways(facts: Facts) -> tuple[Way, ...]:

@@ -10,7 +10,7 @@ from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.tail import Tail
 from kvdb.gpu.interface import DevicePart, GpuInterface, supports
-from kvdb.planning.budget import guards_of, layer_budget
+from kvdb.planning.budget import guards_of, layer_budget, ranges_of
 from kvdb.planning.facts import Call, Costs, gather
 from kvdb.planning.gpu_facts import exact_seconds
 from kvdb.planning.hints import check_hints
@@ -219,7 +219,9 @@ class Planner:
         make_device, sinks = self._device_attention_maker(), self._services.config.window.sink_tokens
         partition = run_partition(plan, by_name, self._snapshot, self._run, self._block_size, make_device, sinks)
         if facts.budget is not None:
-            partition.guards = guards_of(facts.budget, [one.of(self._layer) for one in evidence])
+            known = [one.of(self._layer) for one in evidence]
+            partition.guards = guards_of(facts.budget, known)
+            partition.ranges = ranges_of(facts.budget, known, self._spec.q_heads)
         return Prepared(plan, by_name, partition, version, uses, rechecks, facts.budget, evidence)
 
     def _device_attention_maker(self) -> MakeDeviceAttention | None:

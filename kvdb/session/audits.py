@@ -5,14 +5,15 @@ whole now and then. The comparison follows the answer: another thread makes it, 
 """
 
 import logging
-from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from kvdb.attention.device import DeviceFailed
 from kvdb.attention.exact import AttentionStats
+from kvdb.attention.signs import SIGNS, outside
 from kvdb.attention.state import AttentionState
 from kvdb.catalog.way_record import Audit
 from kvdb.errors import KvdbError
@@ -28,7 +29,15 @@ from query_optimizer.rule import Heads, piecewise_cost
 from query_optimizer.ways import LayerBudget, WayFacts
 
 log = logging.getLogger(__name__)
-Execute = Callable[[Prepared, Array, QueryOptions, bool], tuple[AttentionState, AttentionStats]]
+
+
+class Execute(Protocol):
+    """Answers queries `[q_heads, n, head_dim]` of the layer by a plan: `Layer.execute`."""
+
+    def __call__(
+        self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool, *, judged: bool
+    ) -> tuple[AttentionState, AttentionStats]: ...
+
 
 SHADOW_SHARE = 0.10
 """The share of time that ways without proof may take, relative to the exact answers in whose shadow they run."""
@@ -54,7 +63,8 @@ class Comparison:
     """An answer that is to be compared with another.
 
     served: the plan of the answer, which reads `heads` whole. shadow: the plan of the other. heads: the KV heads that are
-    compared. in_use: whether the other is how queries are served. extra: whether the answer is exact only to be compared.
+    compared. in_use: whether the other is how queries are served. extra: whether the answer is exact only to be compared. unlike:
+    whether the heads were read whole because the query is unlike those for which their ways were proven.
     """
 
     served: Prepared
@@ -62,6 +72,7 @@ class Comparison:
     heads: tuple[int, ...]
     in_use: bool
     extra: bool = False
+    unlike: bool = False
 
 
 class Audits:
@@ -115,6 +126,13 @@ class Audits:
         extra = _served(budget, compared)
         served = self.planner.prepare(n, options, Variant(whole=searched)) if extra else prepared
         return Comparison(served, shadow, compared, in_use=False, extra=extra)
+
+    def unlike(self, prepared: Prepared, stats: AttentionStats) -> Comparison | None:
+        """What an answer by a plan is to be compared with because heads were read whole for a query that is unlike those for
+        which their ways were proven; None where none were. stats: of the answer."""
+        if stats.unlike is None or not stats.unlike.any() or not prepared.learns:
+            return None
+        return Comparison(prepared, prepared, tuple(np.flatnonzero(stats.unlike).tolist()), in_use=True, unlike=True)
 
     def answered(
         self,
@@ -251,13 +269,14 @@ class Audits:
         assert budget is not None
         self._looked_at = None
         try:
-            state, stats = execute(shadow, q, options, q.shape[1] == 1)
+            state, stats = execute(shadow, q, options, q.shape[1] == 1, judged=False)
         except (KvdbError, DeviceFailed) as failure:
             log.warning("an audit of layer %d failed: %s", self._layer, failure)
             return
         kv_heads = len(budget.heads)
         errors = head_errors(state.out, exact, kv_heads)
         missed = largest_missed(stats, errors.shape)
+        signs = np.full((SIGNS, *q.shape[:2]), np.nan, np.float32) if stats.signs is None else stats.signs
         mask = np.zeros(kv_heads, np.bool_)
         mask[list(comparison.heads)] = True
         if not comparison.in_use:
@@ -272,11 +291,13 @@ class Audits:
             heads = mask & np.array([one == way for one in ways])
             spent = max(time_share(stats.kernel_ns, exact_ns) - piecewise_cost(float(given_up.mean())), TIME_SHARE_MIN)
             complete = not comparison.in_use or bool(heads[[one == way for one in ways]].all())
-            audit = Audit(errors, missed, heads, given_up, spent if timed else None, complete)
+            audit = Audit(errors, missed, signs, heads, given_up, spent if timed else None, complete, comparison.unlike)
             for evidence in shadow.evidence:
                 suspects |= evidence.add(self._layer, way, audit, limits if comparison.in_use else None)
-        if comparison.in_use:
+        if comparison.in_use and not comparison.unlike:
             self._suspects = tuple(np.flatnonzero(suspects).tolist())
+            if shadow.partition.ranges is not None:  # these are read whole
+                errors[outside(signs, shadow.partition.ranges, kv_heads)] = 0
             self._count(errors[mask], sum(share.way is not None for share in budget.heads))
 
     def _count(self, errors: Float32, searched: int) -> None:

@@ -111,7 +111,7 @@ class DeviceSteps(NativeSteps):
                 table.reserve_ahead(self._blocks_ahead())
                 run.refresh(table.length)
             self._left = min(allowed, table.room)
-            resident.begin(self._left, prepared.partition.guards, bound)
+            resident.begin(self._left, prepared.partition.guards, prepared.partition.ranges, bound)
         except (CapacityError, GpuLost):
             return  # the next step goes by main memory, and says what is wrong
         self._course, self.asked, self._facts, self.resident = course, asked, facts, resident

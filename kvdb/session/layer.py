@@ -233,6 +233,8 @@ class Layer:
         self._course = Course(prepared, options, self._searches(prepared)) if repeats else None
         served = prepared if comparison is None else comparison.served
         state, stats = self.execute(served, q, options, observed, pending)
+        if comparison is None and (comparison := self.audits.unlike(prepared, stats)) is not None:
+            self._course = None
         if not self.tail.layout.finite(state.out, state.lse):
             raise beyond_float32()
         self.segment_counters.count(1, n, options, stats, self.run.tokens, searched=bool(stats.searches))
@@ -251,11 +253,19 @@ class Layer:
         return prepared.partition.device is None and not self._searches(prepared, n)
 
     def execute(
-        self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool = False, pending: Pending | None = None
+        self,
+        prepared: Prepared,
+        q: Array,
+        options: QueryOptions,
+        observed: bool = False,
+        pending: Pending | None = None,
+        judged: bool = True,
     ) -> tuple[AttentionState, AttentionStats]:
         """Answer the queries q of the last n tokens by a plan. observed: whether they go into the statistics. pending: what was
-        already launched on the GPU for them, None for nothing. Raises what `Pool.pin` raises for a layer on disk."""
-        answer = partial(self._execute, prepared, q, options, observed, pending)
+        already launched on the GPU for them, None for nothing. judged: as in `AttentionQuery`. Raises what `Pool.pin` raises for
+        a layer on disk."""
+        query = AttentionQuery(self.tail.layout, self.run, q, self._spec.softmax_scale, options, observed, judged)
+        answer = partial(self._execute, prepared, query, pending)
         searches = self._searches(prepared, q.shape[1])
         before = PageReads.so_far(self.pages)
         answered = reading(self.pages, answer, whole=not searches)
@@ -264,11 +274,10 @@ class Layer:
         return answered
 
     def _execute(
-        self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool, pending: Pending | None
+        self, prepared: Prepared, query: AttentionQuery, pending: Pending | None
     ) -> tuple[AttentionState, AttentionStats]:
         """`execute`, once everything that it reads is in main memory."""
-        layout, scale, partition = self.tail.layout, self._spec.softmax_scale, prepared.partition
-        query = AttentionQuery(layout, self.run, q, scale, options, observed)
+        partition, q, options = prepared.partition, query.q, query.options
         if partition.device is not None and partition.device.takes(q.shape[1]):
             try:
                 return hybrid_attention(query, partition, partition.device, prepared.plan.retrieval, pending)
@@ -277,10 +286,10 @@ class Layer:
             except DeviceFailed as failure:
                 log.warning("layer %d is answered by the CPU alone: %s", self.number, failure)
                 self.planner.leave_gpu()
-            return self.execute(self.planner.prepare_once(q.shape[1], options), q, options, observed)
+            return self.execute(self.planner.prepare_once(q.shape[1], options), q, options, query.observed, judged=query.judged)
         if self._searches(prepared, q.shape[1]):
             return sparse(query, partition, prepared.plan.retrieval)
-        return exact_attention.exact(layout, self.run, q, q.shape[1], scale)
+        return exact_attention.exact(query.layout, self.run, q, q.shape[1], query.scale)
 
     def close(self) -> None:
         """Tell the segments what was counted, and give everything back but the snapshot."""

@@ -16,6 +16,7 @@ import numpy as np
 
 import kvdb
 from indexes.retrieval import Dipr
+from kvdb.attention.signs import SIGNS
 from kvdb.catalog.way_record import Audit
 from kvdb.config import IndexConfig, OptimizerConfig, WindowConfig
 from kvdb.errors import IntegrityError, KvdbError, NotFound
@@ -30,7 +31,14 @@ OBSERVED = 12
 """Searches, of which statistics are made."""
 SEARCH = QueryOptions(Dipr(0.5))
 WAY = Way("flat", Dipr(0.5))
-AUDIT = Audit(np.full((1, 1), 1e-3, np.float32), np.full((1, 1), -9, np.float32), np.ones(1, bool), np.zeros(1, bool), 0.2)
+AUDIT = Audit(
+    np.full((1, 1), 1e-3, np.float32),
+    np.full((1, 1), -9, np.float32),
+    np.zeros((SIGNS, 1, 1), np.float32),
+    np.ones(1, bool),
+    np.zeros(1, bool),
+    0.2,
+)
 STORES = ("closed", "killed")
 MEMORY = Path("/dev/shm")
 _QUERY = np.random.default_rng(4).standard_normal((SPEC.q_heads, 1, SPEC.head_dim)).astype(np.float32)

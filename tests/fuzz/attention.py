@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import tests.fuzz.storage as storage
+from kvdb.attention.signs import SIGNS
 from tests.fuzz.values import Table
 
 
@@ -104,6 +105,7 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
     active = rng.random(geometry.kv_heads) < 0.5 if rng.random() < 0.5 else None
     hidden = rng.integers(0, 1 << 63, -(-tokens // 64), np.uint64) if rng.random() < 0.5 else None
     guards = rng.standard_normal(geometry.kv_heads).astype(np.float32) if rng.random() < 0.5 else None
+    ranges = rng.standard_normal((2, SIGNS, heads)).astype(np.float32) if rng.random() < 0.5 else None
     whole = rng.random(geometry.kv_heads) < 0.3
 
     def step(  # everything that a plan has
@@ -117,6 +119,7 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
         active: Any,
         hidden: Any,
         guards: Any,
+        ranges: Any,
         whole: Any,
         wholes: Any,
         out: Any,
@@ -131,9 +134,22 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
         reads = table, counts, None
         searches = [(searcher, begin, end, reads, active, hidden, True, turn, (kind, parameter))] * 2
         made = native.Step(
-            geometry, heads, scale, reads, grows, reads, searches, [(reads, wholes, whole)], tokens, guards, 0.5, 0.9, bound
+            geometry,
+            heads,
+            scale,
+            reads,
+            grows,
+            reads,
+            searches,
+            [(reads, wholes, whole)],
+            tokens,
+            guards,
+            ranges,
+            0.5,
+            0.9,
+            bound,
         )
-        result = made.run(q, table, counts, out, logs, observed)
+        result = made.run(q, table, counts, out, logs, observed, observed)
         made.observations(result, None if result.end == native.StepEnd.answered else logs[0], logs[1])
         [native.StepResult.found(result, i) for i in range(result.searches)]
 
@@ -146,6 +162,7 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
         active,
         hidden,
         guards,
+        ranges,
         whole,
         tokens,
         q.copy(),

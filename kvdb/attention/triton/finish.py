@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kvdb.attention.signs import SIGN_MAX, SIGNS
+
 STATE_INTS = 5
 """int32 in a state's row: where its output, its lse, its missed mass, the bound on that and its counts begin."""
 SUMS = 4
@@ -33,13 +35,15 @@ class Rereading:
     """What is read anew where searches missed too much.
 
     whole: one state of each sequence, over everything. guards: float32 `[sequences, kv_heads]`, the logarithm of the mass that a
-    KV head may be estimated to miss, relative to the mass it reads. bounds: float32 `[sequences]`, the share of the mass that any
-    head may be bounded to miss. Both infinite for no limit. needed: int32 `[sequences]`, 1 where a limit was passed. any_needed:
-    int32 `[1]`. tokens: int32 `[sequences]`, that are searched.
+    KV head may be estimated to miss, relative to the mass it reads. ranges: float32 `[sequences, 2, SIGNS, q_heads]`, the least
+    and the largest of each sign (`kvdb.attention.signs`), of which the largest score is not looked at. bounds: float32
+    `[sequences]`, the share of the mass that any head may be bounded to miss. All infinite for no limit. needed: int32
+    `[sequences]`, 1 where a limit was passed. any_needed: int32 `[1]`. tokens: int32 `[sequences]`, that are searched.
     """
 
     whole: States
     guards: torch.Tensor
+    ranges: torch.Tensor
     bounds: torch.Tensor
     needed: torch.Tensor
     any_needed: torch.Tensor
@@ -88,8 +92,17 @@ def _finite(x):
 
 
 @triton.jit
-def _judge_kernel(flat, places, firsts, guards, bounds, needed, any_needed, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
-                  ROW: tl.constexpr):  # fmt: skip
+def _inside(sign, ranges, NUMBER: tl.constexpr, SIGNS: tl.constexpr, Q_HEADS: tl.constexpr, SIGN_MAX: tl.constexpr):
+    """Whether a sign of a head lies in its range. What is no number counts as SIGN_MAX."""
+    sign = tl.where(sign == sign, tl.minimum(tl.maximum(sign, -SIGN_MAX), SIGN_MAX), SIGN_MAX)  # noqa: PLR0124  # false for what is no number
+    least = tl.load(ranges + NUMBER * Q_HEADS)
+    return (sign >= least) & (sign <= tl.load(ranges + (SIGNS + NUMBER) * Q_HEADS))
+
+
+@triton.jit
+def _judge_kernel(flat, places, firsts, q, guards, ranges, bounds, needed, any_needed, GROUP: tl.constexpr,
+                  KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, ROW: tl.constexpr, SIGNS: tl.constexpr,
+                  SIGN_MAX: tl.constexpr):  # fmt: skip
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     begin = tl.load(firsts + sequence)
@@ -99,6 +112,12 @@ def _judge_kernel(flat, places, firsts, guards, bounds, needed, any_needed, GROU
     bound = _column(flat, places, begin + 1, end, head, 3, ROW)
     guard = tl.load(guards + sequence * KV_HEADS + head // GROUP)
     few = (missed == float("-inf")) | (missed - tl.where(lse == float("-inf"), 0.0, lse) <= guard)
+    Q_HEADS: tl.constexpr = KV_HEADS * GROUP
+    dim = tl.arange(0, DIMS)
+    x = tl.load(q + (sequence * Q_HEADS + head) * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0).to(tl.float32)
+    seen = ranges + sequence * 2 * SIGNS * Q_HEADS + head
+    few = few & _inside(0.5 * tl.log(tl.sum(x * x, 0)), seen, 0, SIGNS, Q_HEADS, SIGN_MAX)
+    few = few & _inside(lse, seen, 1, SIGNS, Q_HEADS, SIGN_MAX) & _inside(bound - lse, seen, 2, SIGNS, Q_HEADS, SIGN_MAX)
     if (few & (_share(bound, lse) <= tl.load(bounds + sequence))) == 0:
         tl.store(needed + sequence, 1)
         tl.store(any_needed, 1)
@@ -158,14 +177,17 @@ def _finish_kernel(
         tl.atomic_min(first_bad + noted, tl.load(tails + sequence))
 
 
-def judge(states: States, anew: Rereading, q_heads: int) -> None:
-    """Say in `anew` where searches missed more than they may. Nothing waits for the host."""
+def judge(states: States, anew: Rereading, q: torch.Tensor) -> None:
+    """Say in `anew` where searches missed more than they may, or a query is unlike those for which its way was proven. q:
+    `[sequences, q_heads, head_dim]`, contiguous. Nothing waits for the host."""
     sequences, kv_heads = anew.guards.shape
+    q_heads, head_dim = q.shape[1:]
     anew.needed.zero_()
     anew.any_needed.zero_()
     _judge_kernel[(sequences, q_heads)](
-        states.flat, states.places, states.firsts, anew.guards, anew.bounds, anew.needed, anew.any_needed,
-        GROUP=q_heads // kv_heads, KV_HEADS=kv_heads, ROW=STATE_INTS,
+        states.flat, states.places, states.firsts, q, anew.guards, anew.ranges, anew.bounds, anew.needed, anew.any_needed,
+        GROUP=q_heads // kv_heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, DIMS=triton.next_power_of_2(head_dim), ROW=STATE_INTS,
+        SIGNS=SIGNS, SIGN_MAX=SIGN_MAX,
     )  # fmt: skip
 
 

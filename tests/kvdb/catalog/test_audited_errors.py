@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes.retrieval import Dipr, TopK
+from kvdb.attention.signs import SIGNS
 from kvdb.catalog.audited_errors import audited_errors
 from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.way_record import Audit
@@ -20,7 +21,13 @@ SHAPE = LAYERS, KV_HEADS * GROUP
 def add(evidence, layer, way, errors):
     """Take in audits. errors: `[kv_heads, n]`."""
     all_heads = np.ones(KV_HEADS, np.bool_)
-    evidence.add(layer, way, Audit(errors, np.full_like(errors, -9), all_heads, ~all_heads))
+    evidence.add(
+        layer,
+        way,
+        Audit(
+            errors, np.full_like(errors, -9), np.zeros((SIGNS, len(errors), errors.shape[1]), np.float32), all_heads, ~all_heads
+        ),
+    )
 
 
 def by_kv_head(array):

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indexes.retrieval import Dipr, TopK
+from kvdb.attention.signs import SIGNS
 from kvdb.catalog.evidence import Evidence
-from kvdb.catalog.way_record import SAMPLES_MAX, STALE_QUERIES, WITHDRAWN_QUERIES, Audit
+from kvdb.catalog.way_record import RANGE_AUDITS, SAMPLES_MAX, STALE_QUERIES, WITHDRAWN_QUERIES, Audit
 from query_optimizer.order_statistics import AUDITS_MIN, lower_bound, upper_bound
 from query_optimizer.ways import Way
 
@@ -18,13 +19,13 @@ WAY, OTHER = Way("flat", Dipr()), Way("coarse-clusters", TopK(64), estimate_tail
 HEADS = 3
 
 
-def audit(errors, missed=-9.0, heads=None, time_share=0.2):
-    """An audit of one query. errors: one for each KV head, or for all."""
+def audit(errors, missed=-9.0, heads=None, time_share=0.2, sign=0.0):
+    """An audit of one query. errors, sign: one for each KV head, or for all."""
     errors = np.broadcast_to(np.float32(errors), HEADS).reshape(HEADS, 1).copy()
     mask = np.ones(HEADS, np.bool_) if heads is None else np.isin(np.arange(HEADS), heads)
-    return Audit(
-        errors, np.broadcast_to(np.float32(missed), HEADS).reshape(HEADS, 1).copy(), mask, np.zeros(HEADS, np.bool_), time_share
-    )
+    missed = np.broadcast_to(np.float32(missed), HEADS).reshape(HEADS, 1).copy()
+    signs = np.broadcast_to(np.float32(sign), (SIGNS, HEADS))[..., None].copy()
+    return Audit(errors, missed, signs, mask, np.zeros(HEADS, np.bool_), time_share)
 
 
 def prove(evidence, error=0.001, way=WAY, **changed):
@@ -52,7 +53,17 @@ def test_bounds_are_those_of_the_last_audits(errors, at_once):
     evidence = Evidence()
     for begin in range(0, len(errors), at_once):
         piece = np.broadcast_to(np.float32(errors[begin : begin + at_once]), (HEADS, len(errors[begin : begin + at_once])))
-        evidence.add(0, WAY, Audit(piece.copy(), -piece, np.ones(HEADS, np.bool_), np.zeros(HEADS, np.bool_)))
+        evidence.add(
+            0,
+            WAY,
+            Audit(
+                piece.copy(),
+                -piece,
+                np.zeros((SIGNS, HEADS, piece.shape[1]), np.float32),
+                np.ones(HEADS, np.bool_),
+                np.zeros(HEADS, np.bool_),
+            ),
+        )
     last = np.float32(errors[-SAMPLES_MAX:])
     known = evidence.of(0)[WAY]
     assert (known.bounds == upper_bound(last)).all()
@@ -176,3 +187,77 @@ def test_it_is_told_and_asked_by_several_threads():
         thread.join()
     assert not failures
     assert evidence.of(0)[WAY].audits.tolist() == [67] * HEADS
+
+
+LIMITS = np.full(HEADS, 0.01)
+
+
+def test_a_query_like_those_of_the_proof_lies_no_farther_out_than_half_of_what_they_span():
+    evidence = Evidence()
+    for number in range(AUDITS_MIN):
+        evidence.add(0, WAY, audit(0.001, sign=[number % 2, 5, np.nan]))
+    least, most = evidence.of(0)[WAY].ranges
+    assert np.allclose(least[:, :2], [-0.5, 4.9])
+    assert np.allclose(most[:, :2], [1.5, 5.1])
+    assert np.isinf(least[:, 2]).all(), "nothing is known of what was read whole"
+
+
+def test_everything_is_in_range_before_there_are_audits_enough():
+    evidence = Evidence()
+    for number in range(RANGE_AUDITS):
+        evidence.add(0, WAY, audit(0.001, sign=number**3))
+        assert np.isinf(evidence.of(0)[WAY].ranges).all() == (number < RANGE_AUDITS - 1)
+    assert (evidence.of(0)[WAY].audits == RANGE_AUDITS).all()
+
+
+def test_queries_unlike_those_of_the_proof_count_once_they_are_a_proof_of_their_own():
+    evidence = Evidence()
+    prove(evidence)
+    for number in range(AUDITS_MIN):
+        known = evidence.of(0)[WAY]
+        assert (known.audits == AUDITS_MIN).all()
+        assert (known.ranges[1] < 1).all(), "a few are no proof"
+        version = evidence.version
+        evidence.add(0, WAY, replace(audit(0.002, sign=3 + number / 100), chosen=True), LIMITS)
+    known = evidence.of(0)[WAY]
+    assert evidence.version > version, "plans have to know"
+    assert (known.audits == 2 * AUDITS_MIN).all()
+    assert (known.ranges[0] < 0).all()
+    assert (known.ranges[1] > 3.5).all()
+
+
+def test_unlike_queries_that_are_over_their_limit_stay_out_and_end_a_way_that_meets_hardly_any_others():
+    for between, stays in ((1, False), (10, True)):
+        evidence = Evidence()
+        prove(evidence)
+        for number in range(AUDITS_MIN):
+            assert np.isfinite(evidence.of(0)[WAY].bounds).all()
+            evidence.count_queries(0, between)
+            evidence.add(0, WAY, replace(audit(0.02 if number % 4 == 0 else 0.001, sign=3), chosen=True), LIMITS)
+        known = evidence.of(0)[WAY]
+        assert np.isfinite(known.bounds).all() == stays
+        assert known.waits.all() != stays
+        if stays:
+            assert (known.ranges[1] < 1).all()
+
+
+def test_a_change_before_the_proof_is_done_begins_it_anew():
+    """Fifty audits of one kind and nine of another prove neither; fifty-nine of the other prove that one alone."""
+    evidence = Evidence()
+    for _ in range(AUDITS_MIN - 9):
+        evidence.add(0, WAY, audit(0.001))
+    for _ in range(AUDITS_MIN):
+        assert not np.isfinite(evidence.of(0)[WAY].bounds).any()
+        evidence.add(0, WAY, audit(0.004, sign=3))
+    known = evidence.of(0)[WAY]
+    assert np.allclose(known.bounds, 0.004)
+    assert (known.ranges[0] > 2).all()
+
+
+def test_unlike_heads_err_nothing_together_because_they_are_read_whole():
+    evidence = Evidence()
+    prove(evidence)
+    assert not evidence.add(0, WAY, audit([0.5, 0.001, 0.001], sign=[3, 0, 0]), LIMITS).any()
+    known = evidence.of(0)[WAY]
+    assert np.allclose(known.rows[-1], [0, 0.001, 0.001])
+    assert np.isfinite(known.bounds).all()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import kvdb.catalog.evidence_file as evidence_file
 from indexes.retrieval import Dipr, TopK
+from kvdb.attention.signs import SIGNS
 from kvdb.catalog.evidence import Evidence, Records
 from kvdb.catalog.evidence_file import ARRAYS, Owner, pack, unpack
 from kvdb.catalog.way_record import SAMPLES_MAX, Audit
@@ -25,7 +26,9 @@ def audit_of(rng):
     errors = rng.exponential(0.01, (2, 1)).astype(np.float32)
     missed = rng.choice([-np.inf, -6.5, -2.0], (2, 1)).astype(np.float32)
     given_up, time_share = rng.random(2) < 0.2, None if rng.random() < 0.3 else float(rng.random())
-    return Audit(errors, missed, rng.random(2) < 0.8, given_up, time_share, complete=bool(rng.random() < 0.7))
+    signs = np.where(given_up.repeat(2)[:, None], np.nan, rng.standard_normal((SIGNS, 4, 1))).astype(np.float32)
+    whole, chosen = bool(rng.random() < 0.7), bool(rng.random() < 0.1)
+    return Audit(errors, missed, signs, rng.random(2) < 0.8, given_up, time_share, whole, chosen)
 
 
 def audited(rng, audits, evidence=None):
@@ -125,8 +128,8 @@ def test_random_damage_is_found(records, data):
 
 
 def test_another_version_is_named(records):
-    content = resealed(pack(OWNER, records), lambda fields: fields.update(version=2, records="of another form"))
-    with pytest.raises(Unsupported, match="version 2; expected 1"):
+    content = resealed(pack(OWNER, records), lambda fields: fields.update(version=3, records="of another form"))
+    with pytest.raises(Unsupported, match="version 3; expected 2"):
         unpack(OWNER, content)
 
 

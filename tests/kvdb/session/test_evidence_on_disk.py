@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import kvdb.catalog.evidence_file as evidence_file
+from kvdb.attention.signs import SIGNS
 from kvdb.catalog.way_record import Audit
 from query_optimizer.order_statistics import AUDITS_MIN
 from tests.database import database, searching_config
@@ -24,9 +25,12 @@ def proven(engine):
     """A document of which a search is proven for all heads."""
     document = Document(engine)
     (view,) = engine._catalog.get("doc").views
-    audit = Audit(
-        np.full((2, 1), 1e-3, np.float32), np.full((2, 1), -9, np.float32), np.ones(2, np.bool_), np.zeros(2, np.bool_), 0.2
+    small, missed, signs = (
+        np.full((2, 1), 1e-3, np.float32),
+        np.full((2, 1), -9, np.float32),
+        np.full((SIGNS, 4, 1), np.nan, np.float32),
     )
+    audit = Audit(small, missed, signs, np.ones(2, np.bool_), np.zeros(2, np.bool_), 0.2)
     for _ in range(AUDITS_MIN):
         view.segment.evidence.add(0, WAY, audit)
     return document

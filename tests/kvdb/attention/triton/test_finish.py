@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvdb.attention.signs import SIGNS
 from kvdb.attention.state import AttentionState, merge
 from kvdb.attention.triton.finish import NEVER, STATE_INTS, SUMS, NoteRows, Rereading, States, finish, judge
 from tests.kvdb.attention.triton.reference import DEVICE
@@ -115,7 +116,7 @@ def test_an_answer_that_its_dtype_cannot_hold_is_not_finite():
     assert step.first_bad[step.rows[0]] == step.tails[0]
 
 
-@pytest.mark.parametrize("limit", ["guards", "bounds"])
+@pytest.mark.parametrize("limit", ["guards", "bounds", "ranges"])
 @pytest.mark.parametrize(("missed", "needed"), [(EMPTY, 0), (-7.0, 0), (-3.0, 1), (np.inf, 1), (np.nan, 1)])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_missed_too_much_is_answered_by_what_was_read_anew(limit, missed, needed):
@@ -125,14 +126,24 @@ def test_what_missed_too_much_is_answered_by_what_was_read_anew(limit, missed, n
     step.missed[:], step.bound[:] = EMPTY, EMPTY
     (step.missed if limit == "guards" else step.bound)[1, 3] = missed  # KV head 1 of the first sequence
     guards, bounds = torch.full((3, KV_HEADS), torch.inf), torch.full((3,), torch.inf)
+    ranges = torch.tensor([-torch.inf, torch.inf])[None, :, None, None].repeat(3, 1, SIGNS, Q_HEADS)
     if limit == "guards":
         guards[0, 1] = np.log(0.01)
         guards[0, 0] = guards[1:] = -50
+    elif limit == "ranges":
+        ranges[0, 1, 2, 3] = -5
     else:
         bounds[:] = 0.005
     zeros = [torch.ones(n, dtype=torch.int32, device=DEVICE) for n in (3, 1)]
-    anew = Rereading(whole.on_device(), guards.to(DEVICE), bounds.to(DEVICE), *zeros, torch.tensor([70, 0, 90]).int().to(DEVICE))
-    judge(step.on_device(), anew, Q_HEADS)
+    anew = Rereading(
+        whole.on_device(),
+        guards.to(DEVICE),
+        ranges.to(DEVICE),
+        bounds.to(DEVICE),
+        *zeros,
+        torch.tensor([70, 0, 90]).int().to(DEVICE),
+    )
+    judge(step.on_device(), anew, torch.ones(3, Q_HEADS, 8, device=DEVICE))
     assert anew.needed.tolist() == [needed, 0, 0]
     assert anew.any_needed.tolist() == [needed]
     out, sums = step(anew=anew), step.sums.cpu().numpy()
