@@ -16,6 +16,9 @@ constexpr std::int64_t kLeast = 4096;
 // values in order; scattered pages with 59 % of the keys were measured to take 1.7 times as long as
 // it.
 constexpr double kWorth = 0.25;
+// Of tokens whose exponents have this variance s, and whose values have nothing to do with each
+// other, the mean of their page is off by sqrt(1 - exp(-s)), 0.63, of their weighted sum.
+constexpr double kSpread = 0.5;
 
 }  // namespace
 
@@ -60,6 +63,14 @@ double Density::most() const {
 bool Density::excessive(int kv_head, int r) const {
     const double most = this->most();
     return reads(kv_head, r, 1, most)[0] > most;
+}
+
+bool Density::means_mislead(int kv_head, int r) const {
+    if (!state_.options.tail || !state_.options.give_up) return false;
+    for (std::size_t s = 0; s < state_.segments.size(); ++s) {
+        if (state_.sum(state_.at(s, kv_head), r).spread > kSpread) return true;
+    }
+    return false;
 }
 
 void Density::narrow(int kv_head, int r) {

@@ -17,6 +17,9 @@ class Density {
     double limit() const;
     // Whether the row would read more than a head does that attends to a few tokens.
     bool excessive(int kv_head, int r) const;
+    // Whether means of pages say little of what a row leaves out, because the tokens of a page
+    // weigh too differently.
+    bool means_mislead(int kv_head, int r) const;
     // Gives pages less of their reach as long as too much would be read: a head that attends to
     // everything a little has nothing to find. A head that may be given up is not answered by half.
     void narrow(int kv_head, int r);

@@ -25,6 +25,7 @@ struct RowSums {
 
     float top;             // what no score exceeds
     float curve;           // of MassItem, for the estimate
+    double spread = 0;     // the variance of a page's scores, in exponents of e
     LogSum missed, bound;  // of the pages that were not read
     LogSum dropped;        // of the tokens that were read and are no candidates
     // The weights of the tail are in units of 2^tail_reference, which is near the largest of them.

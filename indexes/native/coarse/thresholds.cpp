@@ -155,9 +155,11 @@ void Thresholds::top_k(int kv_head) {
         RowPlan& plan = state_.plan(kv_head, r);
         plan.page_threshold = plan.threshold = kth_score(kv_head, r, best[r]);
         if (options.exact) continue;
-        // If that takes too many pages, these must do.
+        // If that takes too many pages, these must do, unless the rest cannot be estimated.
         const float least = best[r].least;
-        if (density_.excessive(kv_head, r) || least < plan.threshold) plan.page_threshold = least;
+        if (!density_.excessive(kv_head, r) && least >= plan.threshold) continue;
+        plan.page_threshold = least;
+        if (density_.means_mislead(kv_head, r)) state_.dense[kv_head] = 1;
     }
 }
 

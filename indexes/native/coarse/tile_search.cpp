@@ -121,6 +121,7 @@ void TileSearch::scan(std::int64_t number) {
         const CodedQuery& query = state.tile.query(item.kv_head, r);
         const double around = variance(query, item.set, state.options.scale);
         const auto curve = static_cast<float>(around * tokens[r % state.tile.n] / squares);
+        sum.spread = 2 * state.options.scale * around;
         sum.curve = std::isfinite(curve) ? curve : 0.0f;  // no squares, or more than a float holds
     }
 }
