@@ -16,7 +16,7 @@ from kvdb.attention.device import Answer, DeviceAttention, Pending
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.partition import RunPartition
 from kvdb.attention.search import AttentionQuery
-from kvdb.attention.signs import outside, signs_of
+from kvdb.attention.signs import signs_of, unlike_heads
 from kvdb.attention.sparse import exact, sparse
 from kvdb.attention.state import AttentionState, merge
 
@@ -46,13 +46,11 @@ def hybrid_attention(
         answer = device.launch(query.q, Exact()).result()
     state = merge([here, answer.state])
     signs = signs_of(query.q, state.lse, answer.missed_bound, np.full_like(state.lse, np.nan))
-    unlike = None
-    if query.judged and partition.ranges is not None:
-        unlike = outside(signs, partition.ranges, query.layout.kv_heads)
-        if unlike.any():
-            here, stats = exact(query, partition)
-            answer = device.launch(query.q, Exact()).result()
-            state = merge([here, answer.state])
+    unlike = unlike_heads(signs, partition.ranges if query.judged else None, query.layout.kv_heads)
+    if unlike is not None:
+        here, stats = exact(query, partition)
+        answer = device.launch(query.q, Exact()).result()
+        state = merge([here, answer.state])
     out = state.out.astype(query.q.dtype, copy=False)
     joined = _joined(stats, here.lse, answer, state.lse)
     kernel_ns = perf_counter_ns() - started

@@ -1,8 +1,11 @@
 """What a query and its searches show for nothing, by which a query is told that is unlike those for which its way was proven."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from indexes.base import Float32
+from kvdb.attention.exact import IndexSearch
 from kvdb.attention.partition import HeadMask
 from kvdb.types import Array
 
@@ -31,3 +34,20 @@ def outside(signs: Float32, ranges: Float32, kv_heads: int) -> HeadMask:
     least, most = ranges[..., None]
     rows = ((signs < least) | (signs > most)).any(axis=(0, 2))
     return np.asarray(rows.reshape(kv_heads, -1).any(axis=1), np.bool_)
+
+
+def unlike_heads(signs: Float32, ranges: Float32 | None, kv_heads: int) -> HeadMask | None:
+    """The KV heads that are `outside` of their ranges, None for none. ranges: None for no ranges."""
+    heads = None if ranges is None else outside(signs, ranges, kv_heads)
+    return heads if heads is not None and heads.any() else None
+
+
+def given_up_rows(searches: Sequence[IndexSearch], shape: tuple[int, ...]) -> HeadMask:
+    """The queries that all of the searches that were asked for them gave up, bool `[q_heads, n]`, of that shape."""
+    rows = np.ones(shape, np.bool_)
+    for search in searches:
+        active = search.part.active_heads
+        asked = True if active is None else np.repeat(active, shape[0] // len(active))[:, None]
+        dense = False if search.result.dense is None else search.result.dense
+        rows &= np.logical_or(dense, np.logical_not(asked))
+    return rows

@@ -22,7 +22,7 @@ from kvdb.attention.merge_found import largest_of
 from kvdb.attention.observation import largest, observation
 from kvdb.attention.partition import ExactSpan, HeadMask, RunPartition
 from kvdb.attention.search import WHOLE_SHARE_MAX, AttentionQuery, give_up, many_given_up, search_parts, split_results
-from kvdb.attention.signs import outside, signs_of
+from kvdb.attention.signs import given_up_rows, signs_of, unlike_heads
 from kvdb.attention.state import AttentionState, check_finite, merge
 from kvdb.attention.step import prepared_step
 from kvdb.storage.block_layout import BlockLayout, bits
@@ -103,6 +103,7 @@ def _searched(query: AttentionQuery, partition: RunPartition, retrieval: Retriev
     q32 = np.ascontiguousarray(q, dtype=np.float32)
     limit = query.options.max_missed_mass
     read = ReadCounters(layout, partition.window(query.run))
+    ranges = partition.ranges if query.judged and partition.device is None else None
     for attempt, tight in widened(retrieval, partition.tokens):
         shown = search_parts(query, partition, q32, window, None if limit is None else attempt, attempt, tight)
         searches = many_given_up(shown, layout.kv_heads, partition.tokens)
@@ -110,8 +111,8 @@ def _searched(query: AttentionQuery, partition: RunPartition, retrieval: Retriev
         # What a search left is known once everything is read.
         top = window.top.copy() if query.observed and attempt is retrieval and not tight else None
         answer = None if isinstance(attempt, Exact) else _attend(query, partition, window, searches, top)
-        unlike = None if answer is None else _unlike(query, partition, answer)
-        if answer is not None and (heads := _either(_unguarded(answer, partition.guards), unlike)) is not None:
+        unlike = None if answer is None else unlike_heads(answer.signs, ranges, layout.kv_heads)
+        if answer is not None and (heads := _unguarded(answer, partition.guards, unlike)) is not None:
             signs = answer.signs
             shown, searches = ([give_up(search, heads) for search in given] for given in (shown, searches))
             top = None if top is None else window.top.copy()
@@ -209,35 +210,8 @@ def _attend(
     nbytes = sum(_nbytes(query, partition, part) for part in whole)
     floor = reduce(np.maximum, (largest_of(search.result, window.floor.shape) for search in searches), window.floor)
     signs = signs_of(query.q, state.lse, bound_log, np.float32(query.scale) * floor)
-    signs[:, _given_up(searches, query)] = np.nan
+    signs[:, given_up_rows(searches, query.q.shape[:2])] = np.nan
     return SparseAnswer(state, results, whole_share, nbytes, missed, missed_log, bound, bound_max, signs)
-
-
-def _given_up(searches: Sequence[IndexSearch], query: AttentionQuery) -> HeadMask:
-    """The rows that all of the searches that were asked for them gave up, bool `[q_heads, n]`."""
-    rows = np.ones(query.q.shape[:2], np.bool_)
-    for search in searches:
-        asked = _rows_of(search.part.active_heads, len(rows))
-        dense = np.zeros(rows.shape, np.bool_) if search.result.dense is None else search.result.dense
-        rows &= dense | ~asked[:, None]
-    return rows
-
-
-def _rows_of(heads: HeadMask | None, q_heads: int) -> HeadMask:
-    """The query heads of some KV heads, bool `[q_heads]`; None for all."""
-    return np.ones(q_heads, np.bool_) if heads is None else np.repeat(heads, q_heads // len(heads))
-
-
-def _unlike(query: AttentionQuery, partition: RunPartition, answer: SparseAnswer) -> HeadMask | None:
-    """The KV heads of which a sign is outside of its range, bool `[kv_heads]`; None for none."""
-    if partition.ranges is None or partition.device is not None or not query.judged:
-        return None
-    heads = outside(answer.signs, partition.ranges, query.layout.kv_heads)
-    return heads if heads.any() else None
-
-
-def _either(one: HeadMask | None, other: HeadMask | None) -> HeadMask | None:
-    return other if one is None else one if other is None else one | other
 
 
 def _attend_retrieved(
@@ -278,13 +252,14 @@ def _read_whole(
         top[rows] = np.maximum(top[rows], span_top[rows])
 
 
-def _unguarded(answer: SparseAnswer, guards: Float32 | None) -> HeadMask | None:
-    """The KV heads of which a query is estimated to miss more than its guard allows, bool `[kv_heads]`; None for none."""
+def _unguarded(answer: SparseAnswer, guards: Float32 | None, unlike: HeadMask | None) -> HeadMask | None:
+    """The KV heads that are unlike, or of which a query is estimated to miss more than its guard allows, bool `[kv_heads]`; None
+    for none."""
     if guards is None:
-        return None
+        return unlike
     # Written so that what is no number counts as too much.
     missed = (answer.missed_log - answer.state.lse).reshape(len(guards), -1)
-    heads = np.asarray(~(missed <= guards[:, None]).all(axis=1), np.bool_)
+    heads = np.asarray(~(missed <= guards[:, None]).all(axis=1), np.bool_) | (False if unlike is None else unlike)
     return heads if heads.any() else None
 
 

@@ -6,21 +6,19 @@ whole now and then. The comparison follows the answer: another thread makes it, 
 
 import logging
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from kvdb.attention.device import DeviceFailed
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.signs import SIGNS, outside
-from kvdb.attention.state import AttentionState
 from kvdb.catalog.way_record import Audit
 from kvdb.errors import KvdbError
 from kvdb.planning.budget import refreshed
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared, Variant
 from kvdb.session.answer_errors import given_up_heads, head_errors, largest_missed
+from kvdb.session.comparison import Comparison, Execute
 from kvdb.types import Array, Float32
 from query_optimizer.error_budget import trial_of
 from query_optimizer.head_shares import TIME_SHARE_GUESS
@@ -29,15 +27,6 @@ from query_optimizer.rule import Heads, piecewise_cost
 from query_optimizer.ways import LayerBudget, WayFacts
 
 log = logging.getLogger(__name__)
-
-
-class Execute(Protocol):
-    """Answers queries `[q_heads, n, head_dim]` of the layer by a plan: `Layer.execute`."""
-
-    def __call__(
-        self, prepared: Prepared, q: Array, options: QueryOptions, observed: bool, *, judged: bool
-    ) -> tuple[AttentionState, AttentionStats]: ...
-
 
 SHADOW_SHARE = 0.10
 """The share of time that ways without proof may take, relative to the exact answers in whose shadow they run."""
@@ -56,23 +45,6 @@ TRIAL_QUERIES = 7
 IDLE_QUERIES_MAX = 1 << 20
 TIME_SHARE_MIN = 0.01
 """The least assumed time of a search, relative to an exact answer."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """An answer that is to be compared with another.
-
-    served: the plan of the answer, which reads `heads` whole. shadow: the plan of the other. heads: the KV heads that are
-    compared. in_use: whether the other is how queries are served. extra: whether the answer is exact only to be compared. unlike:
-    whether the heads were read whole because the query is unlike those for which their ways were proven.
-    """
-
-    served: Prepared
-    shadow: Prepared
-    heads: tuple[int, ...]
-    in_use: bool
-    extra: bool = False
-    unlike: bool = False
 
 
 class Audits:
@@ -130,7 +102,7 @@ class Audits:
     def unlike(self, prepared: Prepared, stats: AttentionStats) -> Comparison | None:
         """What an answer by a plan is to be compared with because heads were read whole for a query that is unlike those for
         which their ways were proven; None where none were. stats: of the answer."""
-        if stats.unlike is None or not stats.unlike.any() or not prepared.learns:
+        if stats.unlike is None or not prepared.learns:
             return None
         return Comparison(prepared, prepared, tuple(np.flatnonzero(stats.unlike).tolist()), in_use=True, unlike=True)
 

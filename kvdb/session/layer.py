@@ -37,6 +37,7 @@ from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
 log = logging.getLogger(__name__)
+# size: one layer of a session, of which every step here changes the same few things
 NO_POSITIONS: Positions = np.zeros(0, np.int64)
 
 
