@@ -22,7 +22,7 @@ from tests.waiting import until
 
 DOCUMENT = ROOT / "docs" / "vllm.md"
 PROMPT = "Once upon a time there was a database that kept what a model had read. " * 20
-START_S = 240.0
+START_S = 600.0
 
 
 @pytest.fixture(scope="module")
