@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kvdb.attention.signs import SIGNS
 from kvdb.attention.triton.batch import Batch, Piece
 from kvdb.attention.triton.blocks import copy, load, store
 from kvdb.attention.triton.coarse import CoarseWorkspace, bounds, coarse_top
@@ -115,8 +116,9 @@ def _finish() -> None:
     ints, floats = torch.zeros(64, dtype=torch.int32), torch.zeros(1 << 16)
     states = States(floats, ints[:20].clone().view(4, STATE_INTS), ints[:3].clone())
     numbers = [ints[:n].clone() for n in (2, 1, 2)]
-    anew = Rereading(states, torch.zeros((2, KV_HEADS)), torch.zeros(2), *numbers)
-    judge(states, anew, KV_HEADS * GROUP)
+    ranges = torch.zeros((2, 2, SIGNS, KV_HEADS * GROUP))
+    anew = Rereading(states, torch.zeros((2, KV_HEADS)), ranges, torch.zeros(2), *numbers)
+    judge(states, anew, q)
     notes = NoteRows(ints[:2].clone(), ints[:2].clone(), torch.zeros((2, SUMS)))
     finish(states, q, kv, torch.empty_like(q), ints[:2].clone(), notes, anew)
 
