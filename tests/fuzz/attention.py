@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 import tests.fuzz.storage as storage
-from kvdb.attention.signs import SIGNS
 from tests.fuzz.values import Table
 
 
@@ -105,7 +104,7 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
     active = rng.random(geometry.kv_heads) < 0.5 if rng.random() < 0.5 else None
     hidden = rng.integers(0, 1 << 63, -(-tokens // 64), np.uint64) if rng.random() < 0.5 else None
     guards = rng.standard_normal(geometry.kv_heads).astype(np.float32) if rng.random() < 0.5 else None
-    ranges = rng.standard_normal((2, SIGNS, heads)).astype(np.float32) if rng.random() < 0.5 else None
+    ranges = rng.standard_normal((2, 4, heads)).astype(np.float32) if rng.random() < 0.5 else None
     whole = rng.random(geometry.kv_heads) < 0.3
 
     def step(  # everything that a plan has
@@ -152,6 +151,8 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
         result = made.run(q, table, counts, out, logs, observed, observed)
         made.observations(result, None if result.end == native.StepEnd.answered else logs[0], logs[1])
         [native.StepResult.found(result, i) for i in range(result.searches)]
+        native.StepResult.signs(result)
+        native.StepResult.unlike(result)
 
     begin, end = sorted(rng.integers(0, tokens + 1, 2).tolist())
     grows, logs = int(rng.integers(-1, blocks + 1)), np.zeros((3, heads, 1), np.float32)
