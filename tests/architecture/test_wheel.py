@@ -197,7 +197,9 @@ def test_documents_install_in_place_where_python_runs_among_the_sources() -> Non
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
     blocks = [block for path in documents for block in FENCED.findall(path.read_text())]
     installing = [
-        block for block in blocks if re.search(r"pip install [^\n]*'?\.\[", block) and re.search(r"python\S* -[mc]", block)
+        block
+        for block in blocks
+        if re.search(r"pip install [^\n]*'?\.\[", block) and re.search(r"python\S* -(c|m (?!venv))", block)
     ]
     assert installing
     assert all("--editable '.[" in block for block in installing)
