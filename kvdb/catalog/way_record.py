@@ -140,7 +140,7 @@ class WayRecord:
     def unlike(self, audit: Audit) -> Bools:
         """The heads of an audit whose query is unlike those of the audits that count, bool `[kv_heads]`. In use they are read
         whole."""
-        return audit.heads & ~audit.given_up & outside(audit.signs, self._ranges(), len(self.counts))
+        return audit.heads & outside(audit.signs, self._ranges(), len(self.counts))
 
     def add(self, audit: Audit, unlike: Bools, limits: Float64 | None, now: int) -> None:
         """Add an audit. unlike: as of `unlike`. limits: the error that heads may have, None for any. now: the number of queries

@@ -261,3 +261,15 @@ def test_unlike_heads_err_nothing_together_because_they_are_read_whole():
     known = evidence.of(0)[WAY]
     assert np.allclose(known.rows[-1], [0, 0.001, 0.001])
     assert np.isfinite(known.bounds).all()
+
+
+def test_unlike_queries_that_a_guard_has_read_whole_are_counted_too():
+    """Otherwise a way would never end whose every query is read whole."""
+    evidence = Evidence()
+    prove(evidence)
+    for number in range(AUDITS_MIN):
+        evidence.count_queries(0, 1)
+        version, one = evidence.version, audit(0.0 if number % 4 else 0.02, sign=3)
+        evidence.add(0, WAY, replace(one, given_up=one.errors[:, 0] == 0, chosen=True), LIMITS)
+        assert evidence.version == version or number == AUDITS_MIN - 1
+    assert evidence.of(0)[WAY].waits.all()
