@@ -20,6 +20,7 @@ def environment() -> dict[str, str]:
     return {
         "VLLM_CPU_OMP_THREADS_BIND": listed,
         "OMP_NUM_THREADS": str(len(cores())),
+        "MKL_NUM_THREADS": str(len(cores())),  # which torch asks first
         "OMP_PLACES": f"{{{listed}}}",
         "OMP_PROC_BIND": "true",
         "OMP_WAIT_POLICY": "PASSIVE",

@@ -58,7 +58,9 @@ class Documents:
         if own is None or (_whole(others) and not new.replace):
             raise AlreadyExists(f"document {new.id!r} was added by somebody else meanwhile, or dropped for room or time")
         self._make_room_for(new, own.sizes)
-        self.discard([context.name for context in others if revision_of(context) < new.revision])
+        # Whoever finished a later revision meanwhile may have looked before all of this one was stored.
+        superseded = bool(_whole(context for context in others if revision_of(context) > new.revision))
+        self.discard([context.name for context in contexts if revision_of(context) < new.revision + superseded])
         return own.info(time.time())
 
     def discard(self, names: Iterable[str]) -> None:
