@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import vllm_binding
 from benchmarks.harness import machine, report
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | vllm_binding.environment()
+os.environ |= vllm_binding.environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
 
 from tokenizers import Tokenizer
 from vllm import LLM, SamplingParams
