@@ -38,6 +38,12 @@ demo: $(VENV)/demo ## a trained model answers questions about a document that li
 test: $(VENV)/ready ## run every test, on WORKERS=2 processes
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
+# A test of times or threads may fail because of what else the machine does; one that fails alone too is wrong.
+.PHONY: test-again
+test-again: $(VENV)/ready ## run the tests that failed last once more, one after the other
+	@echo "== once more, alone: the tests that failed beside others" && \
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none -v
+
 .PHONY: test-long
 test-long: $(VENV)/ready ## run every test, its properties with twenty-five times as many examples
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS) --hypothesis-profile=long

@@ -1,8 +1,9 @@
 """File systems with a limit, and a process with few open files: what is refused is a typed error, and what was stored stays.
 
-python -m tests.fault.limits
+python -m tests.fault.limits [--only-files]
 """
 
+import faulthandler
 import resource
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from tests.stores import connect, holds, names, put
 
 TMPFS_BYTES = 600 << 10
 FILES_MAX = 64
+FILES_SECONDS_MAX = 200
+"""A process with few open files that takes longer says where its threads are, and ends."""
 
 
 @contextmanager
@@ -179,8 +182,12 @@ def _take_all_files():
 
 
 def main():
+    faulthandler.dump_traceback_later(FILES_SECONDS_MAX, exit=True)
     with tempfile.TemporaryDirectory() as folder:
         sys.stdout.write(f"{FILES_MAX} open files: {few_files(Path(folder))} contexts stored, nothing lost\n")
+    faulthandler.cancel_dump_traceback_later()
+    if "--only-files" in sys.argv:
+        return
     try:
         sys.stdout.write(f"a full disk of {TMPFS_BYTES:,} bytes: {full_disk()} contexts found room, nothing lost or half there\n")
         read_only_disk()

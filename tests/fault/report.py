@@ -9,6 +9,7 @@ there are not played again, so that it goes on where it was stopped, and several
 import argparse
 import json
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -58,7 +59,11 @@ class Piece(NamedTuple):
             return CONTROL
         if done.returncode == 0 and "control" not in self.name:
             return "; ".join(said)
-        return f"not played here: {said[-1]}" if "cannot" in said[-1] or "needs strace" in said[-1] else f"**FAILED**: {said[-1]}"
+        if "cannot" in said[-1] or "needs strace" in said[-1]:
+            return f"not played here: {said[-1]}"
+        told = PIECES.with_name(f"fault-{re.sub(r'[^a-z0-9]+', '-', ' '.join(self.arguments))}.log")
+        told.write_text(done.stdout + done.stderr)
+        return f"**FAILED**: {next((line for line in reversed(said) if 'Error' in line), said[-1])}; {told} has all of it"
 
 
 def _seeded(name, harness, option, count, most, seed, *arguments):
