@@ -6,7 +6,7 @@ from threading import Lock
 
 import numpy as np
 
-import kvdb._native as _native
+from kvdb.catalog.layer_changes import LayerChanges
 from kvdb.catalog.way_record import Audit, Float64, WayEvidence, WayRecord
 from kvdb.types import Bools
 from query_optimizer.ways import Way
@@ -24,19 +24,19 @@ class Records:
 class Evidence:
     """The last audits of every way over the same keys. Thread-safe.
 
-    changes: its value is the `version`, which grows when a way is proven or withdrawn for some head, and when all records are
-    taken or restored.
+    changes: of a layer when a way is proven or withdrawn for some head, and of all when the records are taken or restored;
+    `version` counts all of them.
     """
 
     def __init__(self) -> None:
-        self.changes = _native.Version()
+        self.changes = LayerChanges()
         self._queries: dict[int, int] = {}
         self._records: dict[int, dict[Way, WayRecord]] = {}
         self._lock = Lock()
 
     @property
     def version(self) -> int:
-        return self.changes.value
+        return self.changes.version
 
     def count_queries(self, layer: int, queries: int) -> None:
         """Count queries of a layer, audited or not. Their number tells which audits are old, and which ways have waited long
@@ -68,7 +68,7 @@ class Evidence:
             widened = audit.chosen and bool((audit.heads & ~record.unlike(audit)).any())
             changed = widened or (np.isfinite(record.summary(now).bounds) != proven).any()
             if changed or (limits is not None and audit.complete and not audit.chosen and _over(audit, limits)):
-                self.changes.advance()
+                self.changes.advance(layer)
             return suspects
 
     def of(self, layer: int) -> Mapping[Way, WayEvidence]:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 
-import kvdb._native as _native
 from indexes.base import Float32, Index
+from kvdb.catalog.layer_changes import LayerChanges
 from kvdb.catalog.stored_queries import StoredQueries
 from kvdb.storage.budget import CpuBudget
 
@@ -28,7 +28,7 @@ class Progress:
 class IndexSet:
     """The indexes over one segment so far. Layers appear one by one while sessions read. Thread-safe.
 
-    changes: its value is the `version`, which grows when indexes are added or removed.
+    changes: of a layer when an index is added, and of all when they are removed; `version` counts all of them.
     """
 
     def __init__(self, queries: StoredQueries | None = None, budget: CpuBudget | None = None) -> None:
@@ -37,14 +37,14 @@ class IndexSet:
         self._queries = queries
         self._budget = budget
         self._taken = 0
-        self.changes = _native.Version()
+        self.changes = LayerChanges()
         self._progress: dict[str, Progress] = {}
         self._layers: dict[int, dict[str, Index]] = {}
         self._lock = Lock()
 
     @property
     def version(self) -> int:
-        return self.changes.value
+        return self.changes.version
 
     @property
     def queries(self) -> Mapping[int, Float32]:
@@ -82,7 +82,7 @@ class IndexSet:
             self._layers[layer] = {**self.of(layer), index.kind: index}
             self._taken += 0 if self._budget is None else index.nbytes
             self._give(0 if before is None else before.nbytes)
-            self.changes.advance()
+            self.changes.advance(layer)
 
     def clear(self) -> None:
         """Forget every index, because the blocks that they were built over are freed now."""

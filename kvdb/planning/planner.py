@@ -64,7 +64,8 @@ class Planner:
         self._device_attentions: dict[Hashable, DeviceAttention] = {}
         self._device_attentions_version: Versions = ()
         segments = [view.segment for view in snapshot.views]
-        self._changes = [tail.evidence.changes, *(owner.changes for one in segments for owner in (one.indexes, one.evidence))]
+        owners = [tail.evidence, *(owner for one in segments for owner in (one.indexes, one.evidence))]
+        self._changes = [owner.changes.of(layer) for owner in owners]
 
     @property
     def gpu(self) -> GpuInterface | None:
@@ -184,10 +185,7 @@ class Planner:
     def _versions(self) -> Versions:
         gpu, copy = self._services.gpu, self._tail.copy
         on_gpu = (0, 0) if gpu is None else (gpu.version, copy is not None and copy.full)
-        versions = [self._tail.seals, self._tail.evidence.version, self._run.version, *on_gpu]
-        for view in self._snapshot.views:
-            versions += view.segment.indexes.version, view.segment.evidence.version
-        return tuple(versions)
+        return self._tail.seals, self._run.version, *on_gpu, *(changes.value for changes in self._changes)
 
     def _evidence(self, parts: list[Part]) -> tuple[Evidence, ...]:
         """The evidence of each part that an index may search."""
