@@ -22,6 +22,7 @@ from benchmarks.adversaries import Size, make
 from benchmarks.harness import machine, report
 from benchmarks.real_model_ways import at_any_price
 from kvdb.planning import planner
+from kvdb.planning.budget import ranges_of
 
 PROVING, WARMING = 400, 32
 
@@ -53,7 +54,7 @@ def main() -> None:
     ways: dict[str, dict[str, int]] = {}
     for turn in range(given.turns):
         for how in sorted(turns, reverse=bool(turn % 2)):
-            with patch.object(planner, "ranges_of", planner.ranges_of if how == "with" else lambda *_: None):
+            with patch.object(planner, "ranges_of", ranges_of if how == "with" else lambda *_: None):
                 spent, ways[how] = steps(stored, given.steps, turn + 1)
             turns[how].append(median(spent))
     stored.close()
