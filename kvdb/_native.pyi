@@ -376,6 +376,13 @@ class LayerSteps:
         """Which queries are observed: the first `first` and every `every`-th of all, of which `asked` came before the next step;
         none where `asked` is negative. Those of plans without an observed search are only counted."""
 
+    def keep_last(self, most: int) -> None:
+        """Keep the last `most` queries and their answers, from now on until `stop`; 0: none."""
+
+    def recent(self) -> tuple[bytes, bytes]:
+        """The queries and the answers that are kept, each [tokens, q_heads, head_dim], their bits, the oldest first. They go on
+        being kept."""
+
     @property
     def full(self) -> bool:
         """Whether what was kept of steps has to be taken before there are more."""

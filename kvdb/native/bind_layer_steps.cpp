@@ -12,6 +12,8 @@ using namespace nb::literals;
 namespace kvdb {
 namespace {
 
+constexpr std::int64_t kRecentMax = 1 << 12;  // queries, which bounds what memory is taken
+
 using PyFacts = std::vector<std::pair<nb::object, std::int64_t>>;
 
 template <class Taken>
@@ -227,6 +229,21 @@ void bind_layer_steps(nb::module_& m) {
                 self.steps.observe_next(checked_count(asked, "asked"), first, every);
             },
             "asked"_a, "first"_a, "every"_a)
+        .def(
+            "keep_last",
+            [](PyLayerSteps& self, std::int64_t most) {
+                if (most < 0 || most > kRecentMax) {
+                    fail("most is " + std::to_string(most) + "; expected 0 to " +
+                         std::to_string(kRecentMax));
+                }
+                self.steps.keep_last(most);
+            },
+            "most"_a)
+        .def("recent",
+             [](const PyLayerSteps& self) {
+                 const RecentSteps recent = self.steps.recent();
+                 return nb::make_tuple(bytes_of(recent.queries), bytes_of(recent.answers));
+             })
         .def_prop_ro("threads", [](const PyLayerSteps& self) { return self.steps.threads(); })
         .def_prop_ro("full", [](const PyLayerSteps& self) { return self.steps.full(); })
         .def_prop_ro(

@@ -205,6 +205,31 @@ void LayerSteps::take_back() {
     if (begins_block_) --course_.blocks;
 }
 
+void LayerSteps::stop() {
+    course_.steps = 0;
+    keep_last(0);
+}
+
+void LayerSteps::keep_last(std::int64_t most) {
+    recent_most_ = most;
+    recent_next_ = 0;
+    const std::size_t bytes = most * last_query_.size();
+    recent_.queries = std::vector<std::byte>(bytes);
+    recent_.answers = std::vector<std::byte>(bytes);
+}
+
+RecentSteps LayerSteps::recent() const {
+    const auto bytes = static_cast<std::ptrdiff_t>(last_query_.size());
+    const std::int64_t held = std::min(recent_next_, recent_most_);
+    const std::int64_t first = held ? (recent_next_ - held) % recent_most_ : 0;
+    const auto in_order = [&](const std::vector<std::byte>& ring) {
+        std::vector<std::byte> bits(ring.begin() + first * bytes, ring.begin() + held * bytes);
+        bits.insert(bits.end(), ring.begin(), ring.begin() + first * bytes);
+        return bits;
+    };
+    return {in_order(recent_.queries), in_order(recent_.answers)};
+}
+
 void LayerSteps::sample_next(std::int64_t in, std::int64_t every) {
     sample_in_ = in;
     sample_every_ = every;
@@ -245,6 +270,11 @@ void LayerSteps::keep(const TokenStep& token, const StepTotals& spent,
             head * token.q.head_stride * static_cast<std::int64_t>(geometry.element_bytes());
         std::memcpy(last_query_.data() + head * bytes,
                     static_cast<const std::byte*>(token.q.data) + at, bytes);
+    }
+    if (recent_most_ > 0) {
+        const std::size_t at = recent_next_++ % recent_most_ * last_query_.size();
+        std::memcpy(recent_.queries.data() + at, last_query_.data(), last_query_.size());
+        std::memcpy(recent_.answers.data() + at, token.out, last_query_.size());
     }
     if (sample_every_ == 0 || sample_in_-- > 0) return;
     sample_in_ = sample_every_ - 1;

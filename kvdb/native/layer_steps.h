@@ -44,6 +44,11 @@ struct SampledQuery {
     std::vector<std::byte> query;  // [q_heads][head_dim]
 };
 
+// Queries and their answers, each [tokens][q_heads][head_dim].
+struct RecentSteps {
+    std::vector<std::byte> queries, answers;
+};
+
 // A token of one layer of one session. out: as the query, contiguous.
 struct TokenStep {
     class LayerSteps* layer;
@@ -56,7 +61,7 @@ class LayerSteps {
     LayerSteps(const Geometry& geometry, int q_heads, float scale);
 
     void follow(StepCourse course) { course_ = std::move(course); }
-    void stop() { course_.steps = 0; }
+    void stop();
     std::int64_t left() const { return course_.steps; }
     std::int64_t tokens() const { return course_.tokens; }
     // Whether both are layers of one model.
@@ -80,6 +85,11 @@ class LayerSteps {
     void observe_next(std::int64_t asked, std::int64_t first, std::int64_t every);
     // Whether the next one is.
     bool observes_next() const;
+
+    // Keeps the last `most` queries and their answers, from now on until `stop`; 0: none.
+    void keep_last(std::int64_t most);
+    // Those that are kept, the oldest first, which go on being kept; out: the answers.
+    RecentSteps recent() const;
 
     // What was done since the last time.
     StepTotals take_totals() { return std::exchange(totals_, {}); }
@@ -113,6 +123,8 @@ class LayerSteps {
     std::vector<StepObservation> observations_;
     std::vector<std::byte> last_query_;
     std::vector<SampledQuery> samples_;
+    std::int64_t recent_most_ = 0, recent_next_ = 0;  // how many are kept, and how many were
+    RecentSteps recent_;                              // a ring of them
     std::vector<float> logs_;
 };
 

@@ -206,6 +206,7 @@ def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
             layer.follow(options, None, table, filled.copy(), blocks, placement, length, steps, [(version, 0)])
             layer.observe_next(asked, 16, 8)
             layer.sample_next(least, 8)
+            layer.keep_last(least)
         native.take_steps(layers, q, k, v, options, starts, out, least)
         native.take_steps(layers[:2] + layers[:1], q, k, v, options, None, out, least)
         layers[0].take_tensors(memoryview, np.dtype)
@@ -213,6 +214,7 @@ def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
             layer.step(*arrays, options, None)
         for layer in layers:
             layer.take_observations(), layer.take_totals(), layer.take_samples(), layer.last_query()
+            layer.recent()
             layer.stop()
         version.advance()
 
