@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,7 @@ from kvdb.events import Events
 from kvdb.gpu.interface import GpuInterface
 from kvdb.gpu.opening import open_accelerator, open_backend, open_configured_device
 from kvdb.indexing.advisor import IndexAdvisor
+from kvdb.indexing.background_time import BackgroundTime
 from kvdb.indexing.builder import IndexBuilder
 from kvdb.ingest.cold import Cold
 from kvdb.ingest.compactor import Compactor
@@ -38,6 +40,7 @@ from kvdb.operations.status import status
 from kvdb.operations.stores import StoreOperations
 from kvdb.session.activity import SessionActivity
 from kvdb.session.batch import Starts
+from kvdb.session.late_proofs import LateProofs
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
 from kvdb.session.sharing import SharedSessions
@@ -84,8 +87,9 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         self.gpu: GpuInterface | None = open_backend(device, self._blocks, self.config.optimizer.machine_file)
         open_evictor(self._catalog, self._blocks, self.config.storage.eviction)
         indexes = self.config.indexes
+        time = BackgroundTime()
         self._builder = IndexBuilder(
-            self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device), self.events
+            self._blocks.loader, indexes.threads, indexes.bytes_max, open_accelerator(device), self.events, time
         )
         self._advisor = IndexAdvisor(self._builder, BuildPolicy(indexes.opened_often), indexes)
         self._compactor = Compactor(self._catalog, self._blocks, self._advisor, Cold.of(self.config.storage))
@@ -95,6 +99,7 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         self._activity = SessionActivity()
         self._opened = monotonic()
         self._auditor = ThreadPoolExecutor(1, "kvdb-audit")
+        self._prover = LateProofs(self._blocks.budget, time, partial(self._builder.wait, 0))
         self._services = SessionServices(
             config=self.config,
             optimizer=self.optimizer,
@@ -107,6 +112,8 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
             publisher=self._publisher,
             space=self._compactor,
             auditor=self._auditor,
+            prover=self._prover,
+            background_time=time,
             activity=self._activity,
             events=self.events,
         )
@@ -261,6 +268,7 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         """
         if not self.handles.refuse():
             return
+        self._prover.close()
         self._blocks.loader.close()  # so that nobody waits for a segment any more
         self._builder.close()  # nor for an index
         self._compactor.stop()
@@ -279,7 +287,7 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         self.close()
 
     def _held_segments(self) -> list[Segment]:
-        return [*super()._held_segments(), *self._compactor.held_segments()]
+        return [*super()._held_segments(), *self._compactor.held_segments(), *self._prover.held_segments()]
 
     def _own(self, sessions: Sequence[object]) -> list[SessionState]:
         own = [session for session in sessions if isinstance(session, SessionState) and session.services is self._services]

@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 from kvdb.database import Database
 from kvdb.errors import IntegrityError
+from kvdb.session.asked import EndedSession
 from kvdb.session.state import SessionState
 
 
@@ -43,7 +44,7 @@ class Watch:
             handles = database.handles
             free = not handles._calls
             for handle in list(handles._handles):
-                lock = handle.turns if isinstance(handle, SessionState) else handle._lock
+                lock = handle.turns if isinstance(handle, (SessionState, EndedSession)) else handle._lock
                 if lock.acquire(blocking=False):
                     turns.callback(lock.release)
                 else:

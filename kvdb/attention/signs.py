@@ -28,18 +28,21 @@ def signs_of(q: Array, lse: Float32, bound: Float32, top: Float32) -> Float32:
 
 
 def outside(signs: Float32, ranges: Float32, kv_heads: int) -> HeadMask:
-    """The KV heads of which a sign of some query is outside of its range, bool `[kv_heads]`. NaN is in every range.
+    """The KV heads and queries of which a sign is outside of its range, bool `[kv_heads, n]`. NaN is in every range.
 
     signs: `[SIGNS, q_heads, n]`. ranges: float32 `[2, SIGNS, q_heads]`, the least and the largest."""
     least, most = ranges[..., None]
-    rows = ((signs < least) | (signs > most)).any(axis=(0, 2))
-    return np.asarray(rows.reshape(kv_heads, -1).any(axis=1), np.bool_)
+    rows = ((signs < least) | (signs > most)).any(axis=0)
+    return np.asarray(rows.reshape(kv_heads, -1, signs.shape[2]).any(axis=1), np.bool_)
 
 
 def unlike_heads(signs: Float32, ranges: Float32 | None, kv_heads: int) -> HeadMask | None:
-    """The KV heads that are `outside` of their ranges, None for none. ranges: None for no ranges."""
-    heads = None if ranges is None else outside(signs, ranges, kv_heads)
-    return heads if heads is not None and heads.any() else None
+    """The KV heads that are `outside` of their ranges for some query, bool `[kv_heads]`, None for none. ranges: None for no
+    ranges."""
+    if ranges is None:
+        return None
+    heads: HeadMask = np.logical_or.reduce(outside(signs, ranges, kv_heads), axis=1)
+    return heads if heads.any() else None
 
 
 def given_up_rows(searches: Sequence[IndexSearch], shape: tuple[int, ...]) -> HeadMask:

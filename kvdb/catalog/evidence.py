@@ -62,10 +62,10 @@ class Evidence:
             suspects = np.zeros(len(audit.heads), np.bool_)
             if not audit.chosen:
                 record.add(audit, unlike, limits, now)
-                audit = replace(audit, heads=audit.heads & ~unlike)
+                audit = replace(audit, heads=audit.heads & ~unlike.all(axis=1), errors=np.where(unlike, 0, audit.errors))
                 if limits is not None:
                     suspects = record.judge(audit, limits, now)
-            widened = audit.chosen and bool((audit.heads & ~record.unlike(audit)).any())
+            widened = audit.chosen and bool((audit.heads[:, None] & ~record.unlike(audit)).any())
             changed = widened or (np.isfinite(record.summary(now).bounds) != proven).any()
             if changed or (limits is not None and audit.complete and not audit.chosen and _over(audit, limits)):
                 self.changes.advance(layer)

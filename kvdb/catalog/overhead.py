@@ -9,7 +9,7 @@ from kvdb.types import ModelSpec
 
 CONTEXT_BYTES, SEGMENT_BYTES, TABLE_BYTES = 2048, 2048, 640
 """The bytes of a context, of a segment, and of each of its tables, one a layer."""
-SESSION_BYTES, LAYER_BYTES, RUN_BYTES = 2048, 7680, 16
+SESSION_BYTES, LAYER_BYTES, RUN_BYTES = 2048, 8192, 16
 """The bytes of a session, of each of its layers with a plan or two, and of each block that a layer reads."""
 ID_BYTES = 4
 """The bytes of a token's id."""

@@ -38,8 +38,8 @@ class Audit:
 
     errors: float32, the L2 norm of the difference, relative to that of the layer's exact output. missed: float32, the logarithm
     of the softmax mass that is estimated to be left out, relative to what was read, for the query head with the most. signs:
-    float32 `[SIGNS, q_heads, n]`, as `kvdb.attention.signs` has them. heads: bool `[kv_heads]`, those that count. given_up: bool
-    `[kv_heads]`, those that the search gave up on, so that they were read whole.
+    float32 `[SIGNS, q_heads, n]`, as `kvdb.attention.signs` has them. heads: bool `[kv_heads]`, those that count. given_up: bool,
+    those that the search gave up on, so that they were read whole.
     time_share: the time of the search relative to that of the exact answer, None where it is not known. complete: whether all
     heads that the way answers were compared, so that the audit says what their errors are together. chosen: whether the heads are
     compared because they were told to be unlike those of the proof, so that they say nothing of the others.
@@ -138,38 +138,40 @@ class WayRecord:
         )
 
     def unlike(self, audit: Audit) -> Bools:
-        """The heads of an audit whose query is unlike those of the audits that count, bool `[kv_heads]`. In use they are read
-        whole."""
-        return audit.heads & outside(audit.signs, self._ranges(), len(self.counts))
+        """The heads of an audit for whose query it is unlike those of the audits that count, bool `[kv_heads, n]`. In use they
+        are read whole."""
+        return audit.heads[:, None] & outside(audit.signs, self._ranges(), len(self.counts))
 
     def add(self, audit: Audit, unlike: Bools, limits: Float64 | None, now: int) -> None:
         """Add an audit. unlike: as of `unlike`. limits: the error that heads may have, None for any. now: the number of queries
         of the layer so far."""
         self._summary = None
-        heads = audit.heads & ~unlike
-        within = np.ones(len(heads), np.bool_) if limits is None else (audit.errors <= limits[:, None]).all(axis=1)
-        self._see(self.seen, audit.signs, heads & within & ~audit.given_up)
-        for head in np.flatnonzero(heads).tolist():
-            self._count(head, audit.errors[head], audit.missed[head])
-            self.given_up[head] += (audit.given_up[head] - self.given_up[head]) / min(self.counts[head], SAMPLES_MAX)
+        like = audit.heads[:, None] & ~unlike
+        within = np.True_ if limits is None else audit.errors <= limits[:, None]
+        self._see(self.seen, audit.signs, like & within & ~audit.given_up)
+        for head in np.flatnonzero(like.any(axis=1)).tolist():
+            chosen = like[head]
+            self._count(head, audit.errors[head, chosen], audit.missed[head, chosen])
+            more = audit.given_up[head, chosen] - self.given_up[head]
+            self.given_up[head] += float(more.sum()) / max(min(self.counts[head], SAMPLES_MAX), len(more))
             self.last[head] = now
         if audit.complete:
-            rows = np.where(audit.heads, np.where(unlike, 0, audit.errors.T), np.float32(np.nan)).astype(np.float32)
+            rows = np.where(audit.heads, np.where(unlike, 0, audit.errors).T, np.float32(np.nan)).astype(np.float32)
             self.rows = np.concatenate([self.rows, rows])[-SAMPLES_MAX:]
         if audit.time_share is not None:
             self.times = np.append(self.times, audit.time_share)[-TIMES_MAX:]
 
     def add_unlike(self, audit: Audit, unlike: Bools, limits: Float64, now: int) -> None:
-        """Add what an audit shows of heads whose query is unlike those of the audits that count, bool `[kv_heads]`. AUDITS_MIN
-        such are a proof of their own: within the limit, they count from then on; else the way is withdrawn if so few queries lay
-        between that it hardly serves."""
-        for head in np.flatnonzero(unlike).tolist():
+        """Add what an audit shows of heads for whose query it is unlike those of the audits that count, bool `[kv_heads, n]`.
+        AUDITS_MIN such are a proof of their own: within the limit, they count from then on; else the way is withdrawn if so few
+        queries lay between that it hardly serves."""
+        for head, query in np.argwhere(unlike).tolist():
             self._summary = None
             mask = np.arange(len(self.counts)) == head
             if not self.unlike_counts[head]:
                 self.unlike_since[head] = now
-            self._see(self.unlike_seen, audit.signs, mask)
-            self.unlike_errors[head, self.unlike_counts[head]] = audit.errors[head].max()
+            self._see(self.unlike_seen, audit.signs[..., [query]], mask[:, None])
+            self.unlike_errors[head, self.unlike_counts[head]] = audit.errors[head, query]
             self.unlike_counts[head] += 1
             if self.unlike_counts[head] == AUDITS_MIN:
                 self._settle_unlike(mask, limits[head], now)
@@ -237,12 +239,12 @@ class WayRecord:
         return np.where(unknown, np.array([-np.inf, np.inf]).reshape(2, 1, 1), ranges).astype(np.float32)
 
     def _rows(self, heads: Bools) -> Bools:
-        """The query heads of some KV heads, bool `[q_heads]`."""
-        return np.repeat(heads, self.seen.shape[2] // len(self.counts))
+        """The query heads of some KV heads, bool `[q_heads, ...]` for `[kv_heads, ...]`."""
+        return np.repeat(heads, self.seen.shape[2] // len(self.counts), axis=0)
 
     def _see(self, seen: Float32, signs: Float32, heads: Bools) -> None:
-        """Widen what was seen by the signs of these heads."""
-        shown = np.where(self._rows(heads)[:, None], signs, np.float32(np.nan))
+        """Widen what was seen by the signs of these heads and queries, bool `[kv_heads, n]`."""
+        shown = np.where(self._rows(heads), signs, np.float32(np.nan))
         seen[0] = np.fmin(seen[0], np.fmin.reduce(shown, axis=2))
         seen[1] = np.fmax(seen[1], np.fmax.reduce(shown, axis=2))
 

@@ -78,7 +78,8 @@ class IndexConfig:
     at_store: kinds of index that are built over everything that is stored. on_demand: the kind that is built when a query asks
     for a retrieval that no index can answer yet, "" for none. segment_tokens_min: segments shorter than this get no index.
     tail_tokens: how many new tokens of a session are indexed at a time, 0 for none. threads: how many indexes are built at once.
-    sample_queries: how many queries of each layer and head a session keeps, from which the indexes of what it stores learn.
+    sample_queries: how many queries of each layer and head a session keeps, half of that at least, from which the indexes of what
+    it stores learn, and by which ways are proven when it has ended.
     automatic: whether indexes are built when queries show that they will pay. opened_often: a segment that this many sessions
     have opened is expected to be queried as much again. bytes_max: bytes of memory for all indexes, None for no limit.
     """
@@ -88,7 +89,7 @@ class IndexConfig:
     segment_tokens_min: int = 2048
     tail_tokens: int = 1024
     threads: int = 1
-    sample_queries: int = 64
+    sample_queries: int = 128
     automatic: bool = True
     opened_often: int = 3
     bytes_max: int | None = None

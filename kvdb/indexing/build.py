@@ -21,7 +21,7 @@ class Build:
 
     layers: the layers without an index, the first of which is being built. requested: whether somebody asked for it; such builds
     come before those that would merely pay. seconds: the time spent on finished layers. layer_seconds: the time spent on the
-    layer under way, of which `share` is done.
+    layer under way, of which `share` is done. step_seconds: what its last step took beside steps of sessions.
     """
 
     def __init__(self, segment: Segment, kind: str, *, requested: bool) -> None:
@@ -33,7 +33,7 @@ class Build:
         self.steps: Generator[float, None, Index] | None = None
         self._layer = ExitStack()  # holds the layer that is being built, until its index is kept
         self.running = self.holds_segment = False
-        self.seconds = self.layer_seconds = self.share = 0.0
+        self.seconds = self.layer_seconds = self.share = self.step_seconds = 0.0
 
     @property
     def key(self) -> tuple[int, str]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Condition
+from time import perf_counter, sleep
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -16,6 +17,7 @@ from kvdb.catalog.segment import Segment
 from kvdb.errors import CapacityError, KvdbError, Unavailable
 from kvdb.events import Events, Kind
 from kvdb.hardware.priority import work_in_background
+from kvdb.indexing.background_time import BackgroundTime
 from kvdb.indexing.build import Build, abandoned, missing_layers
 from kvdb.indexing.build_costs import BuildCosts
 from kvdb.storage.loader import Loader
@@ -23,6 +25,8 @@ from kvdb.storage.loader import Loader
 log = logging.getLogger(__name__)
 LOAD_BYTES_PER_SECOND = 1e9
 """How fast an index is read from its file, roughly; it decides which build comes first."""
+TURN_SECONDS = 0.01
+"""How often a build looks whether there is time for it beside steps."""
 NICE = 10
 """The nice value that building threads add to that of their process, on Linux."""
 
@@ -51,7 +55,7 @@ class IndexBuilder:
 
     threads: how many builds run at once. nbytes_max: the memory that the indexes of all segments may take, None for no limit.
     loader: brings segments in from disk. accelerator: a device that takes part in builds, None for none. events: told of every
-    build that is over.
+    build that is over. time: what builds that nobody waits for may take while sessions step; None where none does.
     """
 
     def __init__(
@@ -61,8 +65,10 @@ class IndexBuilder:
         nbytes_max: int | None = None,
         accelerator: Accelerator | None = None,
         events: Events | None = None,
+        time: BackgroundTime | None = None,
     ) -> None:
         self._loader = loader
+        self._time = BackgroundTime() if time is None else time
         self.costs = BuildCosts()
         self.nbytes_max = nbytes_max
         self._threads = threads
@@ -184,6 +190,7 @@ class IndexBuilder:
         """One step, in a thread of the executor; its future keeps what the step raises."""
         build.acquire(self._loader)
         self._report(build, "building")
+        began = self._await_turn(build)
         layer = build.layers[0]
         loaded = build.load()
         index = loaded or build.step(self._accelerator)
@@ -193,6 +200,18 @@ class IndexBuilder:
             index_files.keep(build.segment, layer, index)
             self.costs.learn(build.kind, build.segment, build.layer_seconds)
             build.seconds, build.layer_seconds = build.seconds + build.layer_seconds, 0.0
+        if not build.requested and self._time.stepping():
+            build.step_seconds = perf_counter() - began
+            self._time.spend(build.step_seconds)
+
+    def _await_turn(self, build: Build) -> float:
+        """Wait until there is time for one more step of a build: at once where somebody waits for it, or for another one that
+        comes first, and where no session steps. Returns when that was."""
+        while not (build.requested or self._stopping or self._time.allows_build(build.step_seconds)) and self._time.stepping():
+            if any(other.requested for other in list(self._builds.values())):
+                break
+            sleep(TURN_SECONDS)
+        return perf_counter()
 
     def _step_done(self, build: Build, step: Future[None]) -> None:
         error = step.exception()

@@ -68,6 +68,11 @@ class Planner:
         self._changes = [owner.changes.of(layer) for owner in owners]
 
     @property
+    def run(self) -> BlockRun:
+        """What queries of the layer read."""
+        return self._run
+
+    @property
     def gpu(self) -> GpuInterface | None:
         """The GPU of the database, None without one."""
         return self._services.gpu

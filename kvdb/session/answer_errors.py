@@ -17,12 +17,12 @@ def head_errors(out: Array, exact: Array, kv_heads: int) -> Float32:
     return np.where(squares == 0, 0, errors).astype(np.float32)
 
 
-def given_up_heads(stats: AttentionStats, kv_heads: int) -> Bools:
-    """The KV heads that were read whole because a search gave up on one of their queries, bool `[kv_heads]`."""
-    heads = np.full(kv_heads, stats.missed_log is None)
+def given_up_heads(stats: AttentionStats, kv_heads: int, n: int) -> Bools:
+    """The KV heads that were read whole because a search gave up on a query, bool `[kv_heads, n]`."""
+    heads = np.full((kv_heads, n), stats.missed_log is None)
     for search in stats.searches:
         if search.result.dense is not None:
-            heads |= search.result.dense.reshape(kv_heads, -1).any(axis=1)
+            heads |= search.result.dense.reshape(kv_heads, -1, n).any(axis=1)
     return heads
 
 

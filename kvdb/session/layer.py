@@ -1,6 +1,7 @@
 """One layer of a session: its blocks, its plans, and the queries it has seen."""
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
@@ -19,8 +20,10 @@ from kvdb.attention.state import AttentionState, beyond_float32
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.catalog.tail import Tail
 from kvdb.errors import CapacityError, KvdbError, NonFiniteError, PositionError
+from kvdb.indexing.background_time import StepClock
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared
+from kvdb.session.asked import Asked
 from kvdb.session.audits import Audits
 from kvdb.session.counters import SessionCounters
 from kvdb.session.device_steps import DeviceSteps
@@ -38,6 +41,8 @@ from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
 log = logging.getLogger(__name__)
 # size: one layer of a session, of which every step here changes the same few things
+LATE_TAIL_TOKENS = 1024
+"""A session that added more does not leave them behind when it ends, for its queries to be asked again."""
 NO_POSITIONS: Positions = np.zeros(0, np.int64)
 
 
@@ -69,7 +74,8 @@ class Layer:
         self._observed = ObservedQueries()
         self._failed: KvdbError | None = None
         self._stand_on(snapshot)
-        self.audits = Audits(number, self.planner, services.auditor)
+        clock = StepClock(services.background_time, spec.layers)
+        self.audits = Audits(number, self.planner, services.auditor, clock)
 
     def _stand_on(self, snapshot: Snapshot) -> None:
         """Read the stored tokens of this snapshot from now on."""
@@ -110,16 +116,17 @@ class Layer:
         """Count what native code answered by itself, so that the layer's tail and counters say it too."""
         if (taken := self.native_steps.take()) is None:
             return
-        course, number, stats, tokens, self._failed = taken
+        course, number, stats, tokens, self._failed, recent = taken
         if number:
             self._counters.count(course.prepared.plan, stats, tokens, number)
             self.segment_counters.count(number, 1, course.options, stats, self.run.tokens, searched=course.searches)
-            self.audits.follow(course.prepared, stats, number)
+            self.audits.follow(course.prepared, stats, number, recent)
 
     def go_on(self, asked: QueryOptions) -> None:
         """Let native code carry out steps like the one just answered. asked: its options, as the caller gave them."""
         if (course := self._course) is not None and not self.pages:  # native code pins nothing
             self.native_steps.follow(course, asked, self.audits.idle_steps(course.prepared))
+            self.native_steps.keep_last(self.audits.keeps)
 
     def go_further(self) -> None:
         """Let native steps that halted go on: what they showed is counted, and more blocks of the tail are taken."""
@@ -129,6 +136,7 @@ class Layer:
             self.count_native_steps()
             if (course := self._course) is not None:
                 steps.go_further(course, self.audits.idle_steps(course.prepared))
+                steps.keep_last(self.audits.keeps)
 
     def append(self, k: Array, v: Array) -> None:
         """Append the KV of n tokens, `[kv_heads, n, head_dim]`, or raise NonFiniteError or CapacityError."""
@@ -140,6 +148,7 @@ class Layer:
 
     def take_back(self, n: int) -> None:
         """Forget the last n tokens of the tail. The layer is settled."""
+        self.audits.forget_recent()
         self.tail.truncate(self.tail.length - n)
         self.run.refresh(self.tail.length)
         self._tail.truncated()
@@ -150,6 +159,7 @@ class Layer:
         self._waits = True
         self._stand_on(snapshot)
         self.audits.planner = self.planner
+        self.audits.forget_recent()
 
     def resolve(self, options: QueryOptions) -> QueryOptions:
         """The options, with the session's error_max if they name none. Raises InvalidArgument or Unsupported for
@@ -199,6 +209,7 @@ class Layer:
         """Add recomputed tokens, which have no overlay in this layer yet. Raises NonFiniteError or CapacityError."""
         overlay = self._snapshot.overlay
         assert overlay is not None
+        self.audits.forget_recent()
         try:
             overlay.add(self.number, positions, k, v)
         finally:
@@ -292,16 +303,29 @@ class Layer:
             return sparse(query, partition, prepared.plan.retrieval)
         return exact_attention.exact(query.layout, self.run, q, q.shape[1], query.scale)
 
-    def close(self) -> None:
-        """Tell the segments what was counted, and give everything back but the snapshot."""
+    def prove(self, asked: Asked, goes_on: Callable[[], bool]) -> None:
+        """Compare ways that are not proven yet for these queries with exact answers, as long as it goes on. Raises
+        IntegrityError or Unavailable."""
+        self._snapshot.wait(self.number)
+        if (queries := asked.queries.all()) is not None:
+            self.audits.prove(queries.astype(self._spec.numpy_dtype), asked.options, self.execute, goes_on)
+
+    def close(self) -> Asked | None:
+        """Tell the segments what was counted, and give everything back but the snapshot. Returns what was asked and would tell
+        more, which has the tail then; None for nothing."""
         with suppress(CapacityError):  # a GPU's, whose tokens go with the rest
             self.settle()
+        asked = self.audits.close()
         self.segment_counters.flush()
         self.planner.forget()
         self._course = None
-        self.query_samples.release()
         self._tail.release()
-        self.tail.release()
+        elsewhere = self.planner.gpu is not None or self._snapshot.overlay is not None  # a GPU answers one thread at a time
+        if asked is None or not self.query_samples.number or elsewhere or self.tail.length > LATE_TAIL_TOKENS:
+            self.query_samples.release()
+            self.tail.release()
+            return None
+        return Asked(self.query_samples, asked, self.tail)
 
     def _searches(self, prepared: Prepared, n: int = 1) -> bool:
         """Whether indexes alone answer n queries beside the window. They cannot if a query belongs to a token before their last,

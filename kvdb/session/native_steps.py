@@ -39,13 +39,15 @@ class Course(NamedTuple):
 
 class StepsTaken(NamedTuple):
     """Steps of a course. stats: sums over them, but for the largest bound. tokens: before each, their sum. failed: what was wrong
-    with those that followed, which were answered and are forgotten."""
+    with those that followed, which were answered and are forgotten. recent: queries and answers that were kept, `[q_heads, m,
+    head_dim]`, those of the last tokens."""
 
     course: Course
     number: int
     stats: AttentionStats
     tokens: int
     failed: KvdbError | None = None
+    recent: tuple[Array, Array] | None = None
 
 
 class NativeSteps:
@@ -130,16 +132,20 @@ class NativeSteps:
         self.native.observe_next(self._observed.asked if tells(1, course.options) else -1, FIRST, EVERY)
         self._sample_next()
 
+    def keep_last(self, most: int) -> None:
+        """Keep the last `most` queries and their answers, until these steps end."""
+        if self._course is not None:
+            self.native.keep_last(most)
+
     def go_further(self, course: Course, steps: int) -> None:
-        """Go on by the same plan in blocks behind the last, where that is full. What was taken has to be counted before."""
+        """Go on by the same plan, in blocks behind the last where that is full. What was taken has to be counted before."""
         table, run = self._tail.table, self._run
-        if table.room:
-            return
-        try:
-            table.reserve_ahead(self._blocks_ahead())
-        except CapacityError:
-            return  # the next append makes room, or says that there is none
-        run.refresh(table.length)
+        if not table.room:
+            try:
+                table.reserve_ahead(self._blocks_ahead())
+            except CapacityError:
+                return  # the next append makes room, or says that there is none
+            run.refresh(table.length)
         self.follow(course, self.asked, steps)
 
     def extend(self) -> bool:
@@ -199,7 +205,7 @@ class NativeSteps:
             search_ns=totals.search_ns,
             gather_ns=totals.gather_ns,
         )
-        return StepsTaken(self._course, totals.steps, stats, totals.tokens)
+        return StepsTaken(self._course, totals.steps, stats, totals.tokens, recent=self._recent())
 
     def _begin(self) -> None:
         """Let native code take steps, as many as are allowed and the tail has room for."""
@@ -245,6 +251,15 @@ class NativeSteps:
             self._observed.pass_by(steps)
         if self._step is not None:
             self._step.observe(self.native.take_observations())
+
+    def _recent(self) -> tuple[Array, Array] | None:
+        """See `StepsTaken`."""
+        q_heads, _, head_dim = self._shape
+        bits = self.native.recent()
+        if not bits[0]:
+            return None
+        q, out = (np.frombuffer(one, self._dtype).reshape(-1, q_heads, head_dim).transpose(1, 0, 2) for one in bits)
+        return q, out
 
     def _query(self, bits: bytes) -> Array:
         return np.frombuffer(bits, self._dtype).reshape(self._shape)

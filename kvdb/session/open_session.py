@@ -15,6 +15,7 @@ from kvdb.catalog.segment_view import Views
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.errors import CapacityError, IntegrityError, SessionClosed, Unavailable
 from kvdb.events import Kind
+from kvdb.session.asked import EndedSession
 from kvdb.session.known_ids import ids_of
 from kvdb.session.layer import Layer
 from kvdb.session.native_steps import NativeSteps
@@ -220,8 +221,9 @@ class OpenSession:
         with self.turns:
             if self._open:
                 self._open = False
-                for layer in self._layers:
-                    layer.close()
+                closed = {layer.number: layer.close() for layer in self._layers}
+                asked = {number: one for number, one in closed.items() if one is not None}
+                self.services.prover.add(self.services, EndedSession(self.spec, self.views, self.error_max, asked))
                 self._recomputing.forget()
                 if self.shared is not None:
                     self.shared.close()

@@ -29,6 +29,11 @@ class QuerySamples:
         return self._step if self._max else 0
 
     @property
+    def number(self) -> int:
+        """How many queries are kept, beside the last one."""
+        return self._count
+
+    @property
     def next_in(self) -> int:
         """How many queries come before the next one that is kept."""
         return -self._seen % self._step

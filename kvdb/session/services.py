@@ -8,8 +8,10 @@ from indexes.base import Float32
 from kvdb.catalog.holders import Holder
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.events import Events
+from kvdb.indexing.background_time import BackgroundTime
 from kvdb.planning.services import PlanningServices
 from kvdb.session.activity import SessionActivity
+from kvdb.session.asked import EndedSession
 from kvdb.session.open_handles import OpenHandles
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.loader import Loader
@@ -70,17 +72,25 @@ class SpaceKeeper(Protocol):
         ...
 
 
+class Prover(Protocol):
+    """Makes proofs of what ended sessions asked: `kvdb.session.late_proofs`."""
+
+    def add(self, services: "SessionServices", ended: EndedSession) -> None: ...
+
+
 @dataclass(frozen=True)
 class SessionServices(PlanningServices):
     """Everything that a session uses from its database. loader: brings segments back from disk. handles: the open sessions and
-    imports of the database. publisher: stores sessions. space: lays out anew what they stand on. auditor:
-    compares answers with exact attention, after they were given. activity: sums over all sessions. events: told when
-    sessions come and go."""
+    imports of the database. publisher: stores sessions. space: lays out anew what they stand on. auditor: compares answers with
+    exact attention, after they were given. prover: compares what ended sessions asked. background_time: what all that may take,
+    and builds. activity: sums over all sessions. events: told when sessions come and go."""
 
     loader: Loader
     handles: OpenHandles
     publisher: SessionPublisher
     space: SpaceKeeper
     auditor: Executor
+    prover: Prover
+    background_time: BackgroundTime
     activity: SessionActivity
     events: Events

@@ -245,7 +245,8 @@ class SessionState(OpenSession):
             reads = state.page_reads
             plan = analyze_plan(state, self.spec, asked) if analyze else state.planner.plan(asked)
             state.page_reads = reads  # the analysis had everything in memory
-            return replace(plan, notes=self._recomputing.notes(layer) + paging_notes(state.pages, reads))
+            notes = self._recomputing.notes(layer) + paging_notes(state.pages, reads) + state.audits.notes()
+            return replace(plan, notes=notes)
 
     def set_last_queries(self, queries_by_layer: Mapping[int, Float32]) -> None:
         """Treat the last of these queries, float32 `[q_heads, m, head_dim]` by layer, as the session's last query."""

@@ -28,11 +28,12 @@ class CpuBudget:
         self.evict: Evict | None = None
         self.offload: Evict | None = None
 
-    def register(self, trim: Callable[[int], None]) -> None:
+    def register(self, trim: Callable[[int], None], *, first: bool = False) -> None:
         """trim: releases what its owner holds of the budget but does not use, called with the lock held; where it could be of use
-        again, only as many bytes as it is told are missing."""
+        again, only as many bytes as it is told are missing. first: before all that are registered, because it gives blocks back
+        to tiers."""
         with self.lock:
-            self._trims.append(trim)
+            self._trims.insert(0 if first else len(self._trims), trim)
 
     @property
     def left(self) -> int | None:

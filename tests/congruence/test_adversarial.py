@@ -7,6 +7,7 @@ import pytest
 
 import benchmarks.adversarial as adversarial
 import kvdb
+import kvdb.indexing.background_time as background_time
 import kvdb.planning.budget as budget
 import kvdb.session.audits as audits
 from benchmarks.adversarial import WINDOW, Oracle, Stored, decode
@@ -24,7 +25,8 @@ def eager(monkeypatch):
     """Ways are taken for faster than they are over so few tokens, and audits for free."""
     way_facts = budget._way_facts
     monkeypatch.setattr(budget, "_way_facts", lambda *of: replace(way_facts(*of), time_share=0.1))
-    monkeypatch.setattr(audits, "SHADOW_SHARE", 1e9)
+    monkeypatch.setattr(background_time, "SHARE", 1e9)
+    monkeypatch.setattr(audits, "WORTH_SHARE", 0.0)
     monkeypatch.setattr(audits, "AUDIT_SHARE", 1e9)
 
 

@@ -36,7 +36,7 @@ AUDIT = Audit(
     np.full((1, 1), -9, np.float32),
     np.zeros((SIGNS, 1, 1), np.float32),
     np.ones(1, bool),
-    np.zeros(1, bool),
+    np.zeros((1, 1), bool),
     0.2,
 )
 STORES = ("closed", "killed")

@@ -25,7 +25,7 @@ def add(evidence, layer, way, errors):
         layer,
         way,
         Audit(
-            errors, np.full_like(errors, -9), np.zeros((SIGNS, len(errors), errors.shape[1]), np.float32), all_heads, ~all_heads
+            errors, np.full_like(errors, -9), np.zeros((SIGNS, len(errors), errors.shape[1]), np.float32), all_heads, errors < 0
         ),
     )
 

@@ -17,6 +17,7 @@ from query_optimizer.ways import Way
 
 WAY, OTHER = Way("flat", Dipr()), Way("coarse-clusters", TopK(64), estimate_tail=True)
 HEADS = 3
+JOINED = ("errors", "missed", "given_up")
 
 
 def audit(errors, missed=-9.0, heads=None, time_share=0.2, sign=0.0):
@@ -25,12 +26,36 @@ def audit(errors, missed=-9.0, heads=None, time_share=0.2, sign=0.0):
     mask = np.ones(HEADS, np.bool_) if heads is None else np.isin(np.arange(HEADS), heads)
     missed = np.broadcast_to(np.float32(missed), HEADS).reshape(HEADS, 1).copy()
     signs = np.broadcast_to(np.float32(sign), (SIGNS, HEADS))[..., None].copy()
-    return Audit(errors, missed, signs, mask, np.zeros(HEADS, np.bool_), time_share)
+    return Audit(errors, missed, signs, mask, np.zeros((HEADS, 1), np.bool_), time_share)
 
 
 def prove(evidence, error=0.001, way=WAY, **changed):
     for _ in range(AUDITS_MIN):
         evidence.add(0, way, audit(error, **changed))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 0.25, width=32), st.floats(-1, 1, width=32)), min_size=20, max_size=90), st.integers(2, 20)
+)
+def test_queries_that_are_compared_together_count_one_by_one(asked, at_once):
+    """But for what they are unlike: that is what was seen before all of them."""
+    alone, together = Evidence(), Evidence()
+    audits = [audit([error, error / 2, 0.001], sign=sign) for error, sign in asked]
+    for one in audits:
+        alone.add(0, WAY, one)
+    for begin in range(0, len(audits), at_once):
+        some = audits[begin : begin + at_once]
+        errors, missed, given_up = (np.concatenate([getattr(one, name) for one in some], axis=1) for name in JOINED)
+        signs = np.concatenate([one.signs for one in some], axis=2)
+        together.add(0, WAY, Audit(errors, missed, signs, some[0].heads, given_up, 0.2))
+    known, of_each = together.of(0)[WAY], alone.of(0)[WAY]
+    unlike = [record.unlike_counts.sum() for record in (together._records[0][WAY], alone._records[0][WAY])]
+    if not any(unlike):
+        assert (known.audits == of_each.audits).all()
+        assert (known.bounds == of_each.bounds).all()
+        assert (known.ranges == of_each.ranges).all()
+        assert (known.rows == of_each.rows).all()
+    assert (known.audits + together._records[0][WAY].unlike_counts).max() <= len(asked)
 
 
 def test_nothing_is_proven_before_there_are_audits_enough():
@@ -61,7 +86,7 @@ def test_bounds_are_those_of_the_last_audits(errors, at_once):
                 -piece,
                 np.zeros((SIGNS, HEADS, piece.shape[1]), np.float32),
                 np.ones(HEADS, np.bool_),
-                np.zeros(HEADS, np.bool_),
+                np.zeros(piece.shape, np.bool_),
             ),
         )
     last = np.float32(errors[-SAMPLES_MAX:])
@@ -270,6 +295,6 @@ def test_unlike_queries_that_a_guard_has_read_whole_are_counted_too():
     for number in range(AUDITS_MIN):
         evidence.count_queries(0, 1)
         version, one = evidence.version, audit(0.0 if number % 4 else 0.02, sign=3)
-        evidence.add(0, WAY, replace(one, given_up=one.errors[:, 0] == 0, chosen=True), LIMITS)
+        evidence.add(0, WAY, replace(one, given_up=one.errors == 0, chosen=True), LIMITS)
         assert evidence.version == version or number == AUDITS_MIN - 1
     assert evidence.of(0)[WAY].waits.all()

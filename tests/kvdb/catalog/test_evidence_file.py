@@ -25,8 +25,8 @@ WAYS = [Way("flat", Dipr(0.012)), Way("coarse-clusters", TopK(64), estimate_tail
 def audit_of(rng):
     errors = rng.exponential(0.01, (2, 1)).astype(np.float32)
     missed = rng.choice([-np.inf, -6.5, -2.0], (2, 1)).astype(np.float32)
-    given_up, time_share = rng.random(2) < 0.2, None if rng.random() < 0.3 else float(rng.random())
-    signs = np.where(given_up.repeat(2)[:, None], np.nan, rng.standard_normal((SIGNS, 4, 1))).astype(np.float32)
+    given_up, time_share = rng.random((2, 1)) < 0.2, None if rng.random() < 0.3 else float(rng.random())
+    signs = np.where(given_up.repeat(2, axis=0), np.nan, rng.standard_normal((SIGNS, 4, 1))).astype(np.float32)
     whole, chosen = bool(rng.random() < 0.7), bool(rng.random() < 0.1)
     return Audit(errors, missed, signs, rng.random(2) < 0.8, given_up, time_share, whole, chosen)
 

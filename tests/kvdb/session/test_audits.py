@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import kvdb
+import kvdb.indexing.background_time as background_time
 import kvdb.session.audits as audits
 from indexes.retrieval import Dipr
 from query_optimizer.order_statistics import AUDITS_MIN
@@ -115,11 +116,11 @@ def test_a_faster_index_that_comes_later_is_tried_for_heads_that_are_served(engi
         assert set(session.stats().ways) > {"exact"}
         assert str(WAY) not in session.stats().ways
         engine.build_index("doc", "flat")
-        monkeypatch.setattr(audits, "SHADOW_SHARE", 0.0)
+        monkeypatch.setattr(background_time, "SHARE", 0.0)
         exact = session.stats().ways["exact"]
         decode(document, session, [document.sharp() for _ in range(20)])
         assert session.stats().ways["exact"] <= exact + 2, "nothing is read whole where there is no time for it"
-        monkeypatch.setattr(audits, "SHADOW_SHARE", 1e9)
+        monkeypatch.setattr(background_time, "SHARE", 1e9)
         errors, _ = decode(document, session, [document.sharp() for _ in range(AUDITS_MIN + 20)])
         assert session.stats().ways[str(WAY)] > 0
         assert (errors <= BUDGET.error_max).all()

@@ -30,7 +30,7 @@ def proven(engine):
         np.full((2, 1), -9, np.float32),
         np.full((SIGNS, 4, 1), np.nan, np.float32),
     )
-    audit = Audit(small, missed, signs, np.ones(2, np.bool_), np.zeros(2, np.bool_), 0.2)
+    audit = Audit(small, missed, signs, np.ones(2, np.bool_), np.zeros((2, 1), np.bool_), 0.2)
     for _ in range(AUDITS_MIN):
         view.segment.evidence.add(0, WAY, audit)
     return document
