@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 from indexes.retrieval import Dipr, Exact, TopK, TopP
+from kvdb.indexing import background_time
 from kvdb.session import audits
 from query_optimizer.query_options import Hints, QueryOptions
 
@@ -72,7 +73,7 @@ def ways(quick: bool, *, at_any_price: bool = False) -> list[Way]:
 @contextmanager
 def free_audits() -> Iterator[None]:
     """Within it every answer is audited whose ways are still to be proven, whatever that takes."""
-    with patch.object(audits, "SHADOW_SHARE", 1e9):
+    with patch.object(background_time, "SHARE", 1e9), patch.object(audits, "WORTH_SHARE", 0.0):
         yield
 
 
