@@ -45,6 +45,7 @@ from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
 from kvdb.session.sharing import SharedSessions
 from kvdb.session.state import SessionState
+from kvdb.session.terms import SessionTerms
 from kvdb.storage.store import BlockStore
 from kvdb.types import DEFAULT_RETENTION, Array, CallTimings, DatabaseStatus, ModelSpec, PromptPart, Retention, Tokens
 from query_optimizer.build_policy import BuildPolicy
@@ -52,6 +53,8 @@ from query_optimizer.custom_rules import BadRule, PlacedRule, add_rules
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.query_options import QueryOptions, checked_error_max
 from query_optimizer.rules import base_rules
+
+# size: what one database is made of, and the calls that more than one of its services answer
 
 
 class Database(ContextOperations, IndexOperations, SessionOperations, ManySessions, StoreOperations):
@@ -170,11 +173,13 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         *,
         share: bool = False,
         label: str = "",
+        expected_tokens: int | None = None,
     ) -> SessionState:
         """A session over the longest stored prefix of `tokens`; `session.reused` says how many of them need no prefill.
 
         error_max: of its queries that name nothing, None for the configuration's. salt: as in `begin_import`. share:
-        whether sessions that are created later may stand on what this one holds of its tokens. label: see `sessions`. Raises
+        whether sessions that are created later may stand on what this one holds of its tokens. label: see `sessions`.
+        expected_tokens: as in `kvdb.Client.create_session`. Raises
         ShapeError, DtypeError or InvalidArgument for tokens that are no ids, and an error_max that cannot be."""
         budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
@@ -183,7 +188,8 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         self._catalog.use(views)
         self._advisor.count_session(views)
         self._activity.count_prompt(len(ids), views)
-        session = SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, budget, salt)
+        terms = SessionTerms(budget, salt, validate.expected_tokens(expected_tokens))
+        session = SessionState(self._services, spec, Snapshot.prefix(views), self._blocks.tables(spec), ids, terms)
         session.label = validate.text("label", label)
         if share:
             self._shared.add(session)
@@ -197,12 +203,15 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         error_max: float | None = None,
         salt: str = "",
         others: Collection[str] = (),
+        *,
+        expected_tokens: int | None = None,
     ) -> SessionState:
         """A session over several parts, in their order: contexts by name, chunks anywhere, and token ids.
 
         Token ids before the last context are gaps, whose KV comes with `overlay`; ids behind it are not laid out. error_max,
-        salt: as in `create_session`. others: salts beside it under which contexts may be stored. Raises NotFound, SpecMismatch,
-        PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported where keys cannot be moved."""
+        salt, expected_tokens: as in `create_session`. others: salts beside it under which contexts may be stored. Raises
+        NotFound, SpecMismatch, PositionError, InvalidArgument, ShapeError, DtypeError, or Unsupported where keys cannot be
+        moved."""
         budget = checked_error_max(error_max)
         self._catalog.drop_expired()
         laid = build_layout(self._catalog, spec, parts, validate.salt(salt), others)
@@ -210,7 +219,8 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
         overlay = laid.overlay or Overlay(self._blocks.tables(spec))
         snapshot = Snapshot.blended(spec, laid.layout, overlay)
         self._advisor.count_session(laid.layout.views)
-        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, budget, salt)
+        terms = SessionTerms(budget, salt, validate.expected_tokens(expected_tokens))
+        return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, terms)
 
     @counted_call
     def attend_together(

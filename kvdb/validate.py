@@ -13,6 +13,7 @@ import indexes.registry as registry
 from kvdb.errors import DtypeError, InvalidArgument, KvdbError, LayerError, PositionError, ShapeError, SpecError, SpecMismatch
 from kvdb.types import DURABILITIES, FORMATS, Array, ModelSpec, PromptPart, Retention, Tokens
 
+# size: every check of an argument, each of a few lines
 NAME_LENGTH_MAX = 1024
 METADATA_BYTES_MAX = 16 << 10
 POSITION_MAX = 1 << 53
@@ -256,6 +257,13 @@ def limit(given: Any) -> int | None:
     if given is not None and not (is_whole(given) and 1 <= given < 1 << 63):
         raise InvalidArgument(f"limit is {given!r:.200}; expected a number of contexts from 1, or None for all")
     return None if given is None else int(given)
+
+
+def expected_tokens(given: Any) -> int | None:
+    """Raises InvalidArgument unless the value is a number of tokens, or None."""
+    if given is None or (is_whole(given) and 0 <= given <= POSITION_MAX):
+        return None if given is None else int(given)
+    raise InvalidArgument(f"expected_tokens is {given!r:.200}; expected how many tokens the session will ask for, from 0")
 
 
 def ttl(given: Any) -> float:

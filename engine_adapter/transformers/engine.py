@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Unpack
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 import kvdb
 from engine_adapter.base import Blend, Inspect, Progress, Report
@@ -20,7 +20,7 @@ from engine_adapter.transformers.exchange import checked_cache, exported
 from engine_adapter.transformers.held_cache import HeldCache, held_in
 from engine_adapter.transformers.keep import Names, check_free, keep_answers, names_of
 from engine_adapter.transformers.new_columns import only_new_columns
-from engine_adapter.transformers.options import beams_of, check_mode, drafts, settings_of
+from engine_adapter.transformers.options import answer_tokens, beams_of, check_mode, drafts, settings_of
 from engine_adapter.transformers.prefill import prefill
 from engine_adapter.transformers.prompts import Prompt, Prompts, as_row, one_of, prompts_of
 from engine_adapter.transformers.recompute import recompute as recomputed
@@ -97,7 +97,7 @@ class TransformersEngine:
         names = names_of(self._db, keep, 1 if prompts is None else len(prompts.rows), settings)
         clock = FirstToken.among(generation)
         with ExitStack() as stack:
-            cache, prompts, reused, blend = self._begin(prompts or given, Recompute.of(recompute), query, held, stack)
+            cache, prompts, reused, blend = self._begin(prompts or given, Recompute.of(recompute), query, settings, held, stack)
             columns = prompts.ids.shape[1]
             cache.batch_repeat_interleave(beams_of(settings))
             if drafted:
@@ -253,29 +253,29 @@ class TransformersEngine:
         given: Prompts | Iterable[Any],
         recompute: Recompute,
         query: kvdb.QueryOptions,
+        settings: GenerationConfig,
         held: HeldCache | None,
         stack: ExitStack,
     ) -> tuple[SessionCache, Prompts, tuple[int, ...], Blend | None]:
         """Bring prompts, or one of parts, into sessions, up to the last token of each; how many tokens of each were found."""
+        expected = answer_tokens(settings) if held is None else None  # nobody knows how long a chat goes on
         if not isinstance(given, Prompts):
-            prompts, row, blend = self._lay_out(given, recompute, query, stack)
+            session = stack.enter_context(self._db.create_session(self.spec, parts=given, expected_tokens=expected))
+            prompts, row, blend = self._lay_out(session, recompute, query)
             parts_cache = stack.enter_context(SessionCache(self.spec, [row], prompts.ids.shape[1] - 1, query, self._db))
             return parts_cache, prompts, (row.session.reused,), blend
         cache = stack.enter_context(HeldCache(self.spec, self._db, self._layers)) if held is None else held
         cache.check_serves(self.spec, self._db, len(given.rows))
-        return cache, given, cache.go_to(given.rows, query, partial(self._fill, query)), None
+        return cache, given, cache.go_to(given.rows, query, partial(self._fill, query), expected), None
 
     def _fill(self, options: kvdb.QueryOptions, session: kvdb.Session, tokens: torch.Tensor, begin: int) -> None:
         prefill(self._model, session, tokens, self._piece_tokens, options=options, begin=begin)
 
-    def _lay_out(
-        self, parts: Iterable[Any], recompute: Recompute, options: kvdb.QueryOptions, stack: ExitStack
-    ) -> tuple[Prompts, Row, Blend]:
+    def _lay_out(self, session: kvdb.Session, recompute: Recompute, options: kvdb.QueryOptions) -> tuple[Prompts, Row, Blend]:
         """A session over parts, recomputed and filled up to the last token, which `generate` puts through the model to have its
         logits."""
         started = perf_counter()
         check_movable(self._model)
-        session = stack.enter_context(self._db.create_session(self.spec, parts=parts))
         tokens = torch.from_numpy(session.tokens.astype(np.int64))
         check_positions(self._model, len(tokens))
         if len(tokens) == session.start:

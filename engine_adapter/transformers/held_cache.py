@@ -36,8 +36,11 @@ class HeldCache(SessionCache):
         if self._held and rows != len(self._held):
             raise InvalidArgument(f"past_key_values= holds {len(self._held)} rows, the prompt has {rows}; expected as many")
 
-    def go_to(self, prompts: list[Prompt], options: kvdb.QueryOptions, fill: Fill) -> tuple[int, ...]:
-        """Hold all of each prompt but its last column. Returns how many tokens of each were not computed.
+    def go_to(
+        self, prompts: list[Prompt], options: kvdb.QueryOptions, fill: Fill, expected_tokens: int | None = None
+    ) -> tuple[int, ...]:
+        """Hold all of each prompt but its last column. Returns how many tokens of each were not computed. expected_tokens: of the
+        answers, None where nobody knows.
 
         Each row keeps the tokens that it shares with its prompt; without any, it stands on what the database has stored. Raises
         what `fill` and the database raise; every row then holds a beginning of its prompt, and can be gone on with.
@@ -51,7 +54,7 @@ class HeldCache(SessionCache):
             if not self._held:
                 undo.callback(self._forget)
             for i, prompt in enumerate(prompts):
-                begin = self._stand_on(i, prompt)
+                begin = self._stand_on(i, prompt, expected_tokens)
                 fill(self._batch.rows[i].session, prompt.known, begin)
                 self._held[i] = prompt.known
                 reused.append(begin)
@@ -78,7 +81,7 @@ class HeldCache(SessionCache):
         self.close()
         self._batch.rows, self._held = [], []
 
-    def _stand_on(self, i: int, prompt: Prompt) -> int:
+    def _stand_on(self, i: int, prompt: Prompt, expected_tokens: int | None) -> int:
         """Make row i hold what it shares with its prompt, and no more. Returns the number of these tokens."""
         batch, known = self._batch, prompt.known
         common = shared_tokens(self._held[i], known) if i < len(self._held) else 0
@@ -87,7 +90,7 @@ class HeldCache(SessionCache):
             session.truncate(common)
         else:
             assert batch.db is not None
-            session = batch.db.create_session(batch.spec, known)
+            session = batch.db.create_session(batch.spec, known, expected_tokens=expected_tokens)
             common = session.start
         row = row_of(session, prompt)
         if i == len(self._held):

@@ -31,6 +31,11 @@ REFUSED = {
 }
 
 
+def answer_tokens(settings: GenerationConfig) -> int | None:
+    """How many tokens an answer has at most, None where nobody said it."""
+    return None if settings.max_new_tokens is None else int(settings.max_new_tokens)
+
+
 def settings_of(model: PreTrainedModel, options: Mapping[str, Any]) -> GenerationConfig:
     """The generation config that `model.generate(**options)` will work with.
 

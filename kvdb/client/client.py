@@ -107,6 +107,7 @@ class Client(StoredContexts, ManySessions):
         salt: str = "",
         share: bool = False,
         label: str = "",
+        expected_tokens: int | None = None,
         timeout: float | None = None,
     ) -> Session:
         """A session for a prompt over the longest stored prefix of its tokens; `session.reused` of them need no prefill.
@@ -119,8 +120,9 @@ class Client(StoredContexts, ManySessions):
         salt: as in `import_context`; it is also that of what the session is stored as, and of its parts. share: whether
         other sessions may stand on what this one holds of `tokens`, as soon as it fills whole blocks in every layer, before it is
         stored; they keep it when this one ends, or is truncated. label: under which `sessions` and `explain_session` tell of a
-        session of tokens, such as the id of a request. timeout: how many seconds this call, and
-        each of the session's, may take; None for the database's own time.
+        session of tokens, such as the id of a request. expected_tokens: how many tokens it will ask for, such as a request's
+        max_new_tokens, by which it is judged whether a faster way would pay; None where nobody knows. timeout: how many seconds
+        this call, and each of the session's, may take; None for the database's own time.
 
         Raises ShapeError, DtypeError or InvalidArgument for tokens that are no ids or parts that cannot stand where they are,
         NotFound, SpecMismatch, PositionError for a part that is not `at` its place, and Unsupported for a chunk whose keys cannot
@@ -129,10 +131,13 @@ class Client(StoredContexts, ManySessions):
         if (tokens is None) == (parts is None):
             raise InvalidArgument("create_session takes tokens or parts=; expected one of the two")
         rest = checked_error_max(error_max), validate.salt(salt)
+        expected = validate.expected_tokens(expected_tokens)
         if parts is None:
-            shared, told = validate.flag("share", share), validate.text("label", label)
+            shared, told, ids = validate.flag("share", share), validate.text("label", label), token_ids(tokens)
             with deadlines.within(timeout):
-                state = self._transport.create_session(validate.spec(spec), token_ids(tokens), *rest, share=shared, label=told)
+                state = self._transport.create_session(
+                    validate.spec(spec), ids, *rest, share=shared, label=told, expected_tokens=expected
+                )
             return Session(state, timeout)
         if share or label:
             raise InvalidArgument(
@@ -140,7 +145,8 @@ class Client(StoredContexts, ManySessions):
             )
         given = validate.iterable("parts", parts, "contexts, token ids and kvdb.PromptParts of either")
         with deadlines.within(timeout):
-            state = self._transport.create_session_of_parts(validate.spec(spec), [_part(part) for part in given], *rest)
+            laid = [_part(part) for part in given]
+            state = self._transport.create_session_of_parts(validate.spec(spec), laid, *rest, expected_tokens=expected)
         return Session(state, timeout)
 
     def name_chunk(

@@ -52,11 +52,18 @@ class Context:
             return read_layers(layers, out, lambda numbers, buffers: self._transport.read(self.name, numbers, *span, buffers))
 
     def create_session(
-        self, tokens: Any, *, spec: ModelSpec | None = None, error_max: float | None = None, timeout: float | None = None
+        self,
+        tokens: Any,
+        *,
+        spec: ModelSpec | None = None,
+        error_max: float | None = None,
+        expected_tokens: int | None = None,
+        timeout: float | None = None,
     ) -> Session:
         """A session for a prompt, with this context's spec and salt; see `Client.create_session`.
 
-        spec: the caller's model. error_max: of queries that name nothing. Raises what that raises, and SpecMismatch when the
+        spec: the caller's model. error_max: of queries that name nothing. expected_tokens: how many it will ask for.
+        Raises what that raises, and SpecMismatch when the
         context is another model's, or one with other weights.
         """
         if spec is not None and validate.spec(spec) != self.spec:
@@ -65,7 +72,9 @@ class Context:
                 "so import the document with this model too"
             )
         with deadlines.within(timeout):
-            state = self._transport.create_session(self.spec, token_ids(tokens), checked_error_max(error_max), self.info.salt)
+            rest = checked_error_max(error_max), self.info.salt
+            expected = validate.expected_tokens(expected_tokens)
+            state = self._transport.create_session(self.spec, token_ids(tokens), *rest, expected_tokens=expected)
         session = Session(state, timeout)
         self._sessions.append(session)
         return session

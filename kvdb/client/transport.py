@@ -140,10 +140,17 @@ class Transport(Protocol):
         *,
         share: bool = False,
         label: str = "",
+        expected_tokens: int | None = None,
     ) -> SessionTransport: ...
 
     def create_session_of_parts(
-        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
+        self,
+        spec: ModelSpec,
+        parts: Sequence[PromptPart],
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        expected_tokens: int | None = None,
     ) -> SessionTransport: ...
 
     def create_sessions(

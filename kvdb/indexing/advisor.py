@@ -54,6 +54,10 @@ class IndexAdvisor:
         if kind == self._config.on_demand or (self._config.automatic and not registry.kind(kind).walks):
             self._builder.schedule(segment, kind)
 
+    def build_seconds(self, segment: Segment, kind: str) -> float:
+        """What an index of that kind over one layer of a segment is expected to take."""
+        return self._builder.costs.of(kind, segment).seconds if registry.is_priced(kind) else 0.0
+
     def count_session(self, views: Views) -> None:
         """Count a session that was opened over these segments, bring their indexes back from disk, and review a segment that was
         opened often."""

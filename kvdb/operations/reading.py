@@ -9,6 +9,7 @@ from kvdb.catalog.snapshot import Snapshot
 from kvdb.session.open_handles import OpenHandles, counted_call
 from kvdb.session.services import SessionServices
 from kvdb.session.state import SessionState
+from kvdb.session.terms import SessionTerms
 from kvdb.storage.store import BlockStore
 from kvdb.types import KeysValues
 
@@ -36,7 +37,7 @@ class ReadOperations:
                 whole.callback(snapshot.release)
                 snapshot = snapshot.cut(tokens)
         tails = self._blocks.tables(context.spec)
-        return SessionState(self._services, context.spec, snapshot, tails, context.tokens, salt=context.salt)
+        return SessionState(self._services, context.spec, snapshot, tails, context.tokens, SessionTerms(salt=context.salt))
 
     @counted_call
     def read(

@@ -150,6 +150,21 @@ class Planner:
         self.forget()
         self._failed_gpu_version = None if self.gpu is None else self.gpu.version
 
+    def suggest(self, prepared: Prepared) -> None:
+        """Have the indexes built that a plan wishes for, if the configuration allows it."""
+        wishes, prepared.wishes = prepared.wishes, ()
+        for segment, kind in wishes:
+            self._services.advisor.suggest(segment, kind)
+
+    def build_seconds(self, prepared: Prepared) -> float:
+        """What the indexes that a plan wishes for would take to build in this layer."""
+        return sum(self._services.advisor.build_seconds(segment, kind) for segment, kind in prepared.wishes)
+
+    def asked_before(self) -> float:
+        """How many queries this layer of the stored tokens has had, in all sessions so far."""
+        segments = [view.segment for view in self._snapshot.views]
+        return min((one.usage.queries_in_all / len(one.tables) for one in segments), default=0.0)
+
     def forget(self) -> None:
         """Forget all plans, and what they have on the GPU."""
         self._prepared.clear()
@@ -215,17 +230,18 @@ class Planner:
             facts = replace(facts, options=replace(options, hints=hints))
         plan = self._services.optimizer.plan(facts)
         by_name = {part.name: part for part in parts}
-        for name, kind in plan.wishes:
-            segment = by_name[name].segment
-            if segment is not None:
-                self._services.advisor.suggest(segment, kind)
+        wanted = [(by_name[name].segment, kind) for name, kind in plan.wishes]
+        wishes = tuple((segment, kind) for segment, kind in wanted if segment is not None)
         make_device, sinks = self._device_attention_maker(), self._services.config.window.sink_tokens
         partition = run_partition(plan, by_name, self._snapshot, self._run, self._block_size, make_device, sinks)
         if facts.budget is not None:
             known = [one.of(self._layer) for one in evidence]
             partition.guards = guards_of(facts.budget, known)
             partition.ranges = ranges_of(facts.budget, known, self._spec.q_heads)
-        return Prepared(plan, by_name, partition, version, uses, rechecks, facts.budget, evidence)
+        prepared = Prepared(plan, by_name, partition, version, uses, rechecks, facts.budget, evidence, wishes)
+        if facts.budget is None:  # somebody asked for a search
+            self.suggest(prepared)
+        return prepared
 
     def _device_attention_maker(self) -> MakeDeviceAttention | None:
         gpu = self._services.gpu

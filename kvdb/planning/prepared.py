@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from kvdb.attention.partition import RunPartition
 from kvdb.catalog.evidence import Evidence
+from kvdb.catalog.segment import Segment
 from kvdb.catalog.tail import NAME
 from kvdb.planning.parts import Part
 from query_optimizer.access import WINDOW
@@ -41,7 +42,8 @@ class Prepared:
     if they still are. budget: the error that the answer may have, None where the query says itself what it reads. evidence: of
     each part that may be searched. searches: whether any part is searched. searched_heads: the KV heads that the budget lets be
     searched. learns: whether its answers are now and then compared with others, which may prove or withdraw a way. ways: the
-    names of the ways in which KV heads are answered.
+    names of the ways in which KV heads are answered. wishes: the indexes that it lacks, where it is to be seen first whether they
+    would pay; `Planner.suggest` takes them.
     """
 
     plan: Plan
@@ -52,6 +54,7 @@ class Prepared:
     rechecks: bool = False
     budget: LayerBudget | None = None
     evidence: tuple[Evidence, ...] = ()
+    wishes: tuple[tuple[Segment, str], ...] = ()
     indexes_tail: bool = field(init=False)
     knows_diffuse: bool = field(init=False)
     searches: bool = field(init=False)

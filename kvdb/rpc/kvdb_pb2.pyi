@@ -642,7 +642,7 @@ class SegmentStatistics(_message.Message):
     def __init__(self, segment: _Optional[int] = ..., tokens: _Optional[int] = ..., queries: _Optional[_Union[Array, _Mapping]] = ..., retrieved: _Optional[_Union[Array, _Mapping]] = ..., dense: _Optional[_Union[Array, _Mapping]] = ..., sharpness: _Optional[_Union[Array, _Mapping]] = ..., window_hits: _Optional[_Union[Array, _Mapping]] = ..., audits: _Optional[_Union[Array, _Mapping]] = ..., error: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("spec", "tokens", "parts", "error_max", "salt", "share", "label")
+    __slots__ = ("spec", "tokens", "parts", "error_max", "salt", "share", "label", "expected_tokens")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -650,6 +650,7 @@ class CreateSessionRequest(_message.Message):
     SALT_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     LABEL_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     spec: ModelSpec
     tokens: bytes
     parts: Parts
@@ -657,7 +658,8 @@ class CreateSessionRequest(_message.Message):
     salt: str
     share: bool
     label: str
-    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., error_max: _Optional[float] = ..., salt: _Optional[str] = ..., share: _Optional[bool] = ..., label: _Optional[str] = ...) -> None: ...
+    expected_tokens: int
+    def __init__(self, spec: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens: _Optional[bytes] = ..., parts: _Optional[_Union[Parts, _Mapping]] = ..., error_max: _Optional[float] = ..., salt: _Optional[str] = ..., share: _Optional[bool] = ..., label: _Optional[str] = ..., expected_tokens: _Optional[int] = ...) -> None: ...
 
 class Parts(_message.Message):
     __slots__ = ("parts",)

@@ -107,14 +107,17 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
     def create_session(self, request: pb.CreateSessionRequest, _context: grpc.ServicerContext) -> pb.SessionReply:
         spec = codec.from_spec(request.spec)
         error_max = request.error_max if request.HasField("error_max") else None
+        expected = request.expected_tokens if request.HasField("expected_tokens") else None
         if not request.HasField("parts"):
             rest = error_max, request.salt
             tokens = codec.from_tokens(request.tokens)
-            return self._opened(self._database.create_session(spec, tokens, *rest, share=request.share, label=request.label))
+            share, label = request.share, request.label
+            state = self._database.create_session(spec, tokens, *rest, share=share, label=label, expected_tokens=expected)
+            return self._opened(state)
         if request.tokens:
             raise InvalidArgument("a session is created of tokens and of parts; expected one of the two")
         parts = [codec.from_part(part) for part in request.parts.parts]
-        state = self._database.create_session_of_parts(spec, parts, error_max, request.salt)
+        state = self._database.create_session_of_parts(spec, parts, error_max, request.salt, expected_tokens=expected)
         return self._opened(state, codec.to_tokens(state.tokens))
 
     def update(self, request: pb.UpdateRequest, _context: grpc.ServicerContext) -> pb.UpdateReply:

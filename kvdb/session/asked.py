@@ -6,6 +6,7 @@ from threading import RLock
 
 from kvdb.catalog.segment_view import Views
 from kvdb.session.query_samples import QuerySamples
+from kvdb.session.terms import SessionTerms
 from kvdb.storage.block_table import BlockTable
 from kvdb.types import ModelSpec
 from query_optimizer.query_options import QueryOptions
@@ -29,10 +30,10 @@ class EndedSession:
     """What a session asked that has ended, by layer, which it owns. stood_on: the stored tokens, which may go meanwhile.
     turns: held while a layer is asked again."""
 
-    def __init__(self, spec: ModelSpec, stood_on: Views, error_max: float, asked: Mapping[int, Asked]) -> None:
+    def __init__(self, spec: ModelSpec, stood_on: Views, terms: SessionTerms, asked: Mapping[int, Asked]) -> None:
         self.spec = spec
         self.stood_on = stood_on
-        self.error_max = error_max
+        self.terms = terms
         self.asked = dict(asked)
         self.turns = RLock()
 

@@ -28,6 +28,7 @@ from kvdb.session.recent_queries import RecentQueries
 from kvdb.types import Array, Float32
 from query_optimizer.error_budget import trial_of
 from query_optimizer.head_shares import TIME_SHARE_GUESS
+from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 from query_optimizer.rule import Heads, piecewise_cost
 from query_optimizer.ways import LayerBudget, Way, WayFacts
@@ -41,6 +42,8 @@ AUDITS_AT_FIRST = 2.0
 """A session may audit this many queries from its first steps on, because they may ask for something new."""
 WORTH_SHARE = 0.05
 """Where attention takes less of a step, nothing is tried: the fastest way could not save what anybody would notice."""
+EXPECTED_TOKENS = 256
+"""So many tokens are expected of a session that does not say it."""
 HAND_OVER_SECONDS, BESIDE_COUNTS = 1e-3, 8
 """What a comparison takes beside its answer, assumed until one was made; it is the mean of so many of the last, about."""
 AUDIT_QUERIES, AUDIT_QUERIES_MAX = 32, 128
@@ -64,16 +67,14 @@ class Audits:
     """Decides which answers are compared, compares them, and tells the evidence.
 
     errors: estimates of the layer's relative error from audits of ways in use, the last ERRORS_MAX. audited, largest: how many
-    there were, and the largest. attention_share: what exact attention in all layers takes of a step, None before that is known.
-    ways: how many queries each way answered, for some head. planner: that of the layer. clock: of the layer's steps; all that is
-    compared is paid from its account. The owner calls `settle` before each use of the layer, because the executor compares in
-    another thread.
+    there were, and the largest. ways: how many queries each way answered, for some head. planner: that of the layer. clock: of
+    the layer's steps; all that is compared is paid from its account. expected_tokens: that the session is for. The owner calls
+    `settle` before each use of the layer, because the executor compares in another thread.
     """
 
-    def __init__(self, layer: int, planner: Planner, executor: Executor, clock: StepClock) -> None:
+    def __init__(self, layer: int, planner: Planner, executor: Executor, clock: StepClock, expected_tokens: int) -> None:
         self.errors: list[float] = []
         self.audited, self.largest = 0, 0.0
-        self.attention_share: float | None = None
         self.ways: dict[str, int] = {}
         self._layer = layer
         self.planner = planner
@@ -94,6 +95,8 @@ class Audits:
         self._looked_for = 0
         self._trial: tuple[WayFacts, Heads] | None = None
         self._gathers = self._seated = False
+        self._expected_tokens, self._asked = expected_tokens, 0
+        self._attention_share, self._pays_after, self._expected = 1.0, 0.0, 0.0
 
     def due(self, prepared: Prepared, n: int, options: QueryOptions, *, alone: bool = True) -> Comparison | None:
         """What the answer to n queries is to be compared with, None for nothing. alone: whether the served plan may be another
@@ -168,6 +171,7 @@ class Audits:
                 self._clock.account.spend(stats.kernel_ns / 1e9)
             self._whole_ns = stats.kernel_ns / q.shape[1]
         self._looked_for += q.shape[1]
+        self._asked += q.shape[1]
         self._options = options
         end = self.planner.run.tokens
         if self.keeps:
@@ -196,7 +200,7 @@ class Audits:
         if not self._clock.seconds:
             return 1
         if not budget.ways:  # the plan ends when there is a first one
-            self._gathers = self._worth(budget)
+            self._gathers = self._worth(prepared, budget)
             return IDLE_QUERIES_MAX
         if self._suspects:
             return 0
@@ -206,10 +210,13 @@ class Audits:
 
     def notes(self) -> tuple[str, ...]:
         """What EXPLAIN says of proofs that are not begun."""
-        share = self.attention_share
-        if share is None or share >= WORTH_SHARE:
-            return ()
-        return (f"no way is tried: attention takes {share:.1%} of a step, and less than {WORTH_SHARE:.0%} is not worth a proof",)
+        if self._attention_share < WORTH_SHARE:
+            share, least = f"{self._attention_share:.1%}", f"{WORTH_SHARE:.0%}"
+            return (f"no way is tried: attention takes {share} of a step, and less than {least} is not worth a proof",)
+        if self._expected < self._pays_after:
+            pays, expected = f"{self._pays_after:,.0f}", f"{self._expected:,.0f}"
+            return (f"no way is tried: its proof would pay after {pays} tokens, and {expected} are expected",)
+        return ()
 
     @property
     def keeps(self) -> int:
@@ -230,6 +237,7 @@ class Audits:
         for way in prepared.ways:
             self.ways[way] = self.ways.get(way, 0) + queries
         self._looked_for += queries
+        self._asked += queries
         if prepared.searches:
             self._answer_ns += stats.kernel_ns
             self._since += queries
@@ -278,9 +286,11 @@ class Audits:
     def _affordable_trial(self, budget: LayerBudget, prepared: Prepared, n: int, *, alone: bool) -> tuple[WayFacts, Heads] | None:
         """The way to try now, and for which KV heads; None for none, or where there is no time for it. For heads that are
         searched, an exact answer has to be made too, which takes a plan of its own."""
+        worth = self._worth(prepared, budget)
         if not budget.ways:
+            self._gathers = worth
             return None
-        trial = self._trial_of(budget, prepared) if self._worth(budget) else None
+        trial = self._trial_of(budget, prepared) if worth else None
         self._gather(trial is not None)
         if trial is None:
             return None
@@ -303,7 +313,7 @@ class Audits:
 
     def _trial_in(self, prepared: Prepared, budget: LayerBudget) -> int:
         """How many queries may be answered before a way may have to be tried, 0 for none."""
-        trial = self._trial_of(budget, prepared) if self._worth(budget) else None
+        trial = self._trial_of(budget, prepared) if self._worth(prepared, budget) else None
         self._gather(trial is not None)
         if trial is None:
             return max(LOOK_QUERIES - self._looked_for, 1)
@@ -333,12 +343,19 @@ class Audits:
             self._looked_at, self._looked_for = budget, 0
         return self._trial
 
-    def _worth(self, budget: LayerBudget) -> bool:
-        """Whether attention takes enough of a step for any way to save something."""
+    def _worth(self, prepared: Prepared, budget: LayerBudget) -> bool:
+        """Whether a faster way could save what anybody notices, and more than its proof takes."""
         if not self._clock.seconds:
             return False
-        self.attention_share = self._clock.layers * self._exact_call_ns(budget) / 1e9 / self._clock.seconds
-        return self.attention_share >= WORTH_SHARE
+        exact = self._exact_call_ns(budget) / 1e9
+        self._attention_share = self._clock.layers * exact / self._clock.seconds
+        proof = AUDITS_MIN * TIME_SHARE_GUESS * exact + self.planner.build_seconds(prepared)
+        self._pays_after = proof / ((1 - TIME_SHARE_GUESS) * exact)
+        self._expected = max(self._expected_tokens - self._asked, 0) + self.planner.asked_before()
+        worth = self._attention_share >= WORTH_SHARE and self._expected >= self._pays_after
+        if worth and prepared.wishes:
+            self.planner.suggest(prepared)
+        return worth
 
     def _may_try(self, budget: LayerBudget, facts: WayFacts, queries: int, extra: bool) -> bool:
         """Whether there is time to try a way with so many queries, or with one that is answered exactly for it."""

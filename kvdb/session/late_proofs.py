@@ -129,7 +129,7 @@ class LateProofs:
             residency.pin(ended.stood_on, services.loader)
             undo.callback(residency.unpin, ended.stood_on)
             snapshot = Snapshot.prefix(ended.stood_on)
-            layer = Layer(services, ended.spec, snapshot, number, asked.tail, ended.error_max, SessionCounters())
+            layer = Layer(services, ended.spec, snapshot, number, asked.tail, ended.terms, SessionCounters())
             undo.callback(asked.queries.release)
             undo.callback(ended.asked.pop, number)
             undo.callback(layer.close)

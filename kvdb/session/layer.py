@@ -24,7 +24,7 @@ from kvdb.indexing.background_time import StepClock
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared
 from kvdb.session.asked import Asked
-from kvdb.session.audits import Audits
+from kvdb.session.audits import EXPECTED_TOKENS, Audits
 from kvdb.session.counters import SessionCounters
 from kvdb.session.device_steps import DeviceSteps
 from kvdb.session.native_steps import Course, NativeSteps
@@ -32,6 +32,7 @@ from kvdb.session.observed_queries import ObservedQueries, tells
 from kvdb.session.query_samples import QuerySamples
 from kvdb.session.segment_counters import SegmentCounters
 from kvdb.session.services import SessionServices
+from kvdb.session.terms import SessionTerms
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.paged_segment import PageReads, reading
@@ -56,10 +57,11 @@ class Layer:
         snapshot: Snapshot,
         number: int,
         tail: BlockTable,
-        error_max: float,
+        terms: SessionTerms,
         counters: SessionCounters,
     ) -> None:
-        """error_max: the error budget of queries that name none. counters: those of the session."""
+        """terms: those of the session, with an error_max. counters: those of the session."""
+        assert terms.error_max is not None
         self.tail = tail
         self.query_samples = QuerySamples(services.config.indexes.sample_queries, Reservation(services.budget))
         self.number = number
@@ -68,14 +70,15 @@ class Layer:
         self._spec = spec
         self._tail = Tail(services.config, tail)
         self._indexes_tail = False
-        self._error_max = error_max
-        self._resolved = NO_OPTIONS, NO_OPTIONS.with_default(error_max)
+        self._error_max = terms.error_max
+        self._resolved = NO_OPTIONS, NO_OPTIONS.with_default(terms.error_max)
         self._counters = counters
         self._observed = ObservedQueries()
         self._failed: KvdbError | None = None
         self._stand_on(snapshot)
         clock = StepClock(services.background_time, spec.layers)
-        self.audits = Audits(number, self.planner, services.auditor, clock)
+        expected = EXPECTED_TOKENS if terms.expected_tokens is None else terms.expected_tokens
+        self.audits = Audits(number, self.planner, services.auditor, clock, expected)
 
     def _stand_on(self, snapshot: Snapshot) -> None:
         """Read the stored tokens of this snapshot from now on."""

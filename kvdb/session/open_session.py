@@ -2,6 +2,7 @@
 
 import secrets
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from threading import RLock
 from time import time
 from typing import Protocol
@@ -21,6 +22,7 @@ from kvdb.session.layer import Layer
 from kvdb.session.native_steps import NativeSteps
 from kvdb.session.recompute import Recomputing
 from kvdb.session.services import SessionServices
+from kvdb.session.terms import NO_TERMS, SessionTerms
 from kvdb.storage.block_table import BlockTable
 from kvdb.types import Array, ModelSpec, Placed, Tokens
 
@@ -48,8 +50,8 @@ class OpenSession:
     number of tokens before it that were stored when it was opened. label: under which others are told of it, "" for nobody.
     id: whoever knows it may use the session, so it cannot be guessed. tenant: whose it is, "" for whoever runs the database.
     opened: seconds since 1970.
-    error_max: of queries that name nothing, None for the configuration's. salt: what it was found by beside its tokens, and is
-    stored under. shared: what others find of it while it is open, None for nothing. Thread-safe: calls on one session take turns.
+    terms: with which it was opened, its error_max known. shared: what others find of it while it is open, None for nothing.
+    Thread-safe: calls on one session take turns.
     The constructor raises Unavailable for a closed database, and CapacityError, and then everything was given back."""
 
     def __init__(
@@ -59,13 +61,12 @@ class OpenSession:
         snapshot: Snapshot,
         tails: list[BlockTable],
         tokens: Tokens,
-        error_max: float | None = None,
-        salt: str = "",
+        terms: SessionTerms = NO_TERMS,
     ) -> None:
         self.spec = spec
         self.snapshot = snapshot
         self.tokens = tokens
-        self.salt = salt
+        self.salt = terms.salt
         self.label = ""
         self.id = secrets.token_urlsafe(ID_BYTES)
         self.tenant = ""
@@ -76,10 +77,11 @@ class OpenSession:
         self._recomputing = Recomputing(spec, snapshot)
         nbytes = session_nbytes(spec, snapshot.views, len(tokens))
         self._beside = residency.pin_snapshot(snapshot, tails, services.loader, services.budget, nbytes)
-        self.error_max = services.config.optimizer.error_max if error_max is None else error_max
+        self.error_max = services.config.optimizer.error_max if terms.error_max is None else terms.error_max
+        self.terms = replace(terms, error_max=self.error_max)
         self.counters = services.activity.begin()
         self._layers = [
-            Layer(services, spec, snapshot, number, tail, self.error_max, self.counters) for number, tail in enumerate(tails)
+            Layer(services, spec, snapshot, number, tail, self.terms, self.counters) for number, tail in enumerate(tails)
         ]
         self.shared: SharedBeginning | None = None
         self.turns = RLock()
@@ -223,7 +225,7 @@ class OpenSession:
                 self._open = False
                 closed = {layer.number: layer.close() for layer in self._layers}
                 asked = {number: one for number, one in closed.items() if one is not None}
-                self.services.prover.add(self.services, EndedSession(self.spec, self.views, self.error_max, asked))
+                self.services.prover.add(self.services, EndedSession(self.spec, self.views, self.terms, asked))
                 self._recomputing.forget()
                 if self.shared is not None:
                     self.shared.close()

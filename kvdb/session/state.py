@@ -218,7 +218,8 @@ class SessionState(OpenSession):
         with self.turns:
             self._settle()
             snapshot, tails = self.snapshot.share(), [tail.share() for tail in self.tails]
-            return SessionState(self.services, self.spec, snapshot, tails, self.tokens, self.error_max, self.salt)
+            terms = replace(self.terms, salt=self.salt)
+            return SessionState(self.services, self.spec, snapshot, tails, self.tokens, terms)
 
     def store(
         self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, retention: Retention = DEFAULT_RETENTION

@@ -47,7 +47,7 @@ Client.statistics(name, *, timeout=None)
 Client.last_timings
 Client.import_context(spec, tokens, kv, *, name, queries=None, salt='', timeout=None, **retention)
 Client.import_chunk(spec, tokens, kv, *, name, base=0, queries=None, salt='', timeout=None, **retention)
-Client.create_session(spec, tokens=None, *, parts=None, error_max=None, salt='', share=False, label='', timeout=None)
+Client.create_session(spec, tokens=None, *, parts=None, error_max=None, salt='', share=False, label='', expected_tokens=None, timeout=None)
 Client.name_chunk(spec, tokens, *, name, salt='', timeout=None, **retention)
 Client.attend(sessions, layer, q, k, v, *, starts=None, timeout=None, options=None, **keywords)
 Client.attention(sessions, layer, q, *, timeout=None, options=None, **keywords)
@@ -60,7 +60,7 @@ Context.spec
 Context.tokens
 Context.token_ids(*, timeout=None)
 Context.read(layers, start=0, stop=None, *, out=None, timeout=None)
-Context.create_session(tokens, *, spec=None, error_max=None, timeout=None)
+Context.create_session(tokens, *, spec=None, error_max=None, expected_tokens=None, timeout=None)
 Context.drop(*, timeout=None)
 Context.close()
 ContextInfo(name, spec, tokens, segments, nbytes, chunk=False, blended=False, salt='', exact=True, pinned=False, expires=None, metadata=<factory>, created=0.0, used=0.0, uses=0, format='', key_error=0.0, value_error=0.0, resident=True, shared_with=())

@@ -43,6 +43,8 @@ from kvdb.types import (
 )
 from query_optimizer.query_options import QueryOptions
 
+# size: a database at the other end of a wire, with every call of one
+
 
 class RemoteDatabase(RemoteManySessions, RemoteStore):
     """`kvdb.client.transport.Transport` over gRPC. Thread-safe.
@@ -94,24 +96,32 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
         *,
         share: bool = False,
         label: str = "",
+        expected_tokens: int | None = None,
     ) -> RemoteSession:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = validate.token_ids(tokens)
         connection.check_size("the list of tokens", ids.nbytes)
-        request = messages.create_session(spec, ids, error_max, salt, share=share, label=label)
+        request = messages.create_session(spec, ids, error_max, salt, share=share, label=label, expected_tokens=expected_tokens)
         reply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, ids, self._sessions)
 
     def create_session_of_parts(
-        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
+        self,
+        spec: ModelSpec,
+        parts: Sequence[PromptPart],
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        expected_tokens: int | None = None,
     ) -> RemoteSession:
         """A session over several parts; see `kvdb.database.Database.create_session_of_parts`, whose errors it raises, and
         MessageTooLarge."""
         connection = self._connected()
         laid = pb.Parts(parts=map(codec.to_part, parts))
         connection.check_size("the list of parts", laid.ByteSize())
-        request = pb.CreateSessionRequest(spec=codec.to_spec(spec), parts=laid, error_max=error_max, salt=validate.salt(salt))
+        request = messages.create_session(spec, None, error_max, salt, expected_tokens=expected_tokens)
+        request.parts.CopyFrom(laid)
         reply: pb.SessionReply = connection.call(connection.stub.CreateSession, request)
         return RemoteSession(connection, spec, reply, codec.from_tokens(reply.tokens), self._sessions)
 

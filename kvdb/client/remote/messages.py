@@ -16,16 +16,24 @@ START_MAX = (1 << 63) - 1
 
 
 def create_session(
-    spec: ModelSpec, ids: Tokens, error_max: float | None, salt: str, *, share: bool = False, label: str = ""
+    spec: ModelSpec,
+    ids: Tokens | None,
+    error_max: float | None,
+    salt: str,
+    *,
+    share: bool = False,
+    label: str = "",
+    expected_tokens: int | None = None,
 ) -> pb.CreateSessionRequest:
-    """ids: int32 `[n]`. Raises InvalidArgument."""
+    """ids: int32 `[n]`, None for a session of parts. Raises InvalidArgument."""
     return pb.CreateSessionRequest(
         spec=codec.to_spec(spec),
-        tokens=codec.to_tokens(ids),
+        tokens=None if ids is None else codec.to_tokens(ids),
         error_max=error_max,
         salt=validate.salt(salt),
         share=share,
         label=label,
+        expected_tokens=expected_tokens,
     )
 
 

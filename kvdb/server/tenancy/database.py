@@ -87,9 +87,11 @@ class TenantDatabase:
         *,
         share: bool = False,
         label: str = "",
+        expected_tokens: int | None = None,
     ) -> SessionState:
         self.check_session()
-        return self._database.create_session(spec, tokens, error_max, self._names.salt(salt), share=share, label=label)
+        own = error_max, self._names.salt(salt)
+        return self._database.create_session(spec, tokens, *own, share=share, label=label, expected_tokens=expected_tokens)
 
     def check_session(self) -> None:
         """Raises QuotaExceeded where the tenant may open no more sessions."""
@@ -108,11 +110,18 @@ class TenantDatabase:
         return Held(1, nbytes, nbytes, nbytes if self._database.goes_to_disk(retention) else 0)
 
     def create_session_of_parts(
-        self, spec: ModelSpec, parts: Sequence[PromptPart], error_max: float | None = None, salt: str = ""
+        self,
+        spec: ModelSpec,
+        parts: Sequence[PromptPart],
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        expected_tokens: int | None = None,
     ) -> SessionState:
         self.check_session()
         laid = self._shared.laid(parts)
-        session = self._database.create_session_of_parts(spec, laid.parts, error_max, self._names.salt(salt), laid.salts)
+        own = error_max, self._names.salt(salt), laid.salts
+        session = self._database.create_session_of_parts(spec, laid.parts, *own, expected_tokens=expected_tokens)
         if laid.salts:
             mark(session)
         return session
