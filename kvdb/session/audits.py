@@ -54,7 +54,7 @@ ERRORS_MAX = 1024
 LOOK_QUERIES = 32
 """A layer that compares nothing looks after about this number of queries whether there is something to try now."""
 RECENT_QUERIES = 16
-"""So many queries are answered in the shadow at once, which takes half as long for each as one at a time."""
+"""So many queries are answered in the shadow at once, which takes less for each than one at a time."""
 RETRY_QUERIES = 4
 """A layer that has gathered these looks again after so many queries whether there is time."""
 IDLE_QUERIES_MAX = 1 << 20
