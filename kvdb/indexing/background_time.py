@@ -13,6 +13,8 @@ BURST_STEPS = 16
 QUIET_LOOKS = 2.0
 """Sessions step no longer once nobody has looked for so many times as long as between the last two looks."""
 QUIET_SECONDS_MIN, QUIET_SECONDS_MAX = 0.05, 10.0
+LOOKS_SECONDS_MAX = QUIET_SECONDS_MAX / QUIET_LOOKS
+"""A session that steps looks at least this often, so that it is known to go on."""
 BUSY_SECONDS = 1.0
 """For so long after many tokens of a prompt, more are expected."""
 SEATS = 4
@@ -143,6 +145,15 @@ class StepClock:
             return
         self.seconds = min((now - before) / steps, self.seconds or inf)
         self.account.stepped(self, self.seconds, now - before)
+
+    def until_next(self, steps: int) -> int:
+        """The layer need not look for so many steps. Returns after how many it does, so that the account knows meanwhile that the
+        session goes on."""
+        if not self.seconds:
+            return min(steps, 1)
+        steps = min(steps, int(LOOKS_SECONDS_MAX / self.seconds) + 1)
+        self.account.stepped(self, self.seconds, steps * self.seconds)
+        return steps
 
     def busy(self) -> None:
         """The layer was given many tokens at once."""

@@ -193,6 +193,10 @@ class Audits:
     def idle_steps(self, prepared: Prepared) -> int:
         """How many queries may be answered by a plan before it is time to look again whether the next is to be compared; 0 if it
         is."""
+        return self._clock.until_next(self._compares_in(prepared))
+
+    def _compares_in(self, prepared: Prepared) -> int:
+        """The same, but for looks that only tell that the session goes on."""
         budget = prepared.budget
         if budget is None or not prepared.learns:
             self._gather(False)

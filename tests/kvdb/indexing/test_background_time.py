@@ -100,6 +100,31 @@ def test_a_session_that_is_waited_for_steps_no_longer(now, time):
     assert not time.stepping()
 
 
+def test_a_session_steps_until_its_next_look(now, time):
+    clock = StepClock(time, layers=1, clock=now)
+    assert clock.until_next(32) == 1, "nothing was measured yet"
+    for _ in range(3):
+        clock.look(1)
+        now.seconds += 0.1
+    assert clock.until_next(32) == 32
+    now.seconds += 3.2
+    assert time.stepping(), "32 steps of 0.1 s are on their way"
+    now.seconds += 4
+    assert not time.stepping()
+
+
+def test_a_session_that_has_nothing_to_look_for_is_known_to_go_on(now, time):
+    clock = StepClock(time, layers=1, clock=now)
+    for _ in range(3):
+        clock.look(1)
+        now.seconds += 0.1
+    for _ in range(10):
+        steps = clock.until_next(1 << 20)
+        now.seconds += 0.1 * steps
+        assert time.stepping()
+        clock.look(steps)
+
+
 def test_a_prompt_is_not_to_be_disturbed(now, time):
     clock = StepClock(time, layers=1, clock=now)
     clock.busy()
