@@ -15,6 +15,7 @@ import kvdb.session.batch as batch
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.evictor import open_evictor
+from kvdb.catalog.habits import Habits
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.segment import Segment
@@ -117,6 +118,7 @@ class Database(ContextOperations, IndexOperations, SessionOperations, ManySessio
             auditor=self._auditor,
             prover=self._prover,
             background_time=time,
+            habits=Habits(),
             activity=self._activity,
             events=self.events,
         )

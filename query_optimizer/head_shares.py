@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot, inf, isfinite, sqrt
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from query_optimizer.habit import NO_HABIT, Habit
 from query_optimizer.order_statistics import joint_bounds, share_out
 from query_optimizer.rule import piecewise_cost
 from query_optimizer.ways import HeadShare, Way, WayFacts
@@ -14,8 +16,6 @@ from query_optimizer.ways import HeadShare, Way, WayFacts
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
-Rows = Mapping[Way, Float32]
-"""For each way the errors of the KV heads in audits of all of them, `[n, kv_heads]`, a row for each query; NaN is unknown."""
 
 TIME_SHARE_MAX = 0.9
 """Heads are read whole where searching would take a larger share of the time."""
@@ -25,6 +25,17 @@ HEADS_AT_ONCE = 16
 """One of so many heads that break the budget together is read whole at a time, and at least one head."""
 SQUARE_MAX = 1e200
 """What stands for an infinite squared error in sums."""
+
+
+class Joint(NamedTuple):
+    """What is known of KV heads together, by one way. rows: float32 `[n, kv_heads]`, their errors in audits of all of them, a row
+    for each query; NaN is unknown. habit: what they erred in other contexts."""
+
+    rows: Float32
+    habit: Habit = NO_HABIT
+
+
+Rows = Mapping[Way, Joint]
 
 
 def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int, rows: Sequence[Rows] = ()) -> tuple[HeadShare, ...]:
@@ -42,7 +53,8 @@ def share_budget(error_max: float, ways: Sequence[WayFacts], kv_heads: int, rows
             break
         chosen = options.chosen(error_max, numbers)
         for one in rows:
-            _keep_together(error_max, chosen, {number: one.get(ways[number - 1].way) for number in numbers})
+            unknown = Joint(np.zeros((0, kv_heads), np.float32))
+            _keep_together(error_max, chosen, {number: one.get(ways[number - 1].way, unknown) for number in numbers})
         seconds = options.seconds(chosen)
         if seconds <= TIME_SHARE_MAX and seconds < best_seconds:
             best, best_seconds = chosen, seconds
@@ -103,8 +115,7 @@ class _Audits:
     unknown: Float64
 
     @classmethod
-    def of(cls, rows: Float32 | None, kv_heads: int) -> "_Audits":
-        rows = np.zeros((0, kv_heads), np.float32) if rows is None else rows
+    def of(cls, rows: Float32) -> "_Audits":
         squares = np.nan_to_num(rows.astype(np.float64) ** 2, nan=0.0, posinf=SQUARE_MAX)
         return cls(squares, np.isnan(rows).astype(np.float64))
 
@@ -112,10 +123,16 @@ class _Audits:
 class _Group:
     """The heads that one way answers. errors: float64 `[n]`, what they err together, by query in which all were compared."""
 
-    def __init__(self, audits: _Audits, heads: npt.NDArray[np.bool_]) -> None:
-        self._audits = audits
+    def __init__(self, known: Joint, heads: npt.NDArray[np.bool_]) -> None:
+        self._audits = _Audits.of(known.rows)
+        self._habit = known.habit
         self._heads = heads
         self._sum()
+
+    @property
+    def habitual_bound(self) -> float:
+        """What the heads err together, by audits that are too few but for what other contexts showed."""
+        return self._habit.proves(self.errors, self._heads)
 
     @property
     def empty(self) -> bool:
@@ -143,15 +160,15 @@ class _Group:
         self.errors = np.sqrt(self._sums[self._compared])
 
 
-def _keep_together(error_max: float, chosen: Int64, rows: Mapping[int, Float32 | None]) -> None:
+def _keep_together(error_max: float, chosen: Int64, known: Mapping[int, Joint]) -> None:
     """Read heads whole, one after the other, until the others are proven to keep the budget together: each time the head that
     errs most in the queries that break it, or several of very many. Heads may err rarely, and each in other queries. chosen:
-    changed in place. rows: by number of a way."""
-    groups = {
-        number: _Group(_Audits.of(rows[number], len(chosen)), chosen == number) for number in sorted(set(chosen.tolist()) - {0})
-    }
+    changed in place. known: by number of a way."""
+    groups = {number: _Group(known[number], chosen == number) for number in sorted(set(chosen.tolist()) - {0})}
     while groups:
         bounds = joint_bounds([group.errors for group in groups.values()])
+        if len(groups) == 1 and not isfinite(bounds[0]):
+            bounds = [group.habitual_bound for group in groups.values()]
         if hypot(*bounds) <= error_max:
             return
         faults = {

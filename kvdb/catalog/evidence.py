@@ -6,9 +6,11 @@ from threading import Lock
 
 import numpy as np
 
+from kvdb.catalog.habits import ModelHabits, SegmentHabits
 from kvdb.catalog.layer_changes import LayerChanges
 from kvdb.catalog.way_record import Audit, Float64, WayEvidence, WayRecord
 from kvdb.types import Bools
+from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.ways import Way
 
 
@@ -32,11 +34,24 @@ class Evidence:
         self.changes = LayerChanges()
         self._queries: dict[int, int] = {}
         self._records: dict[int, dict[Way, WayRecord]] = {}
+        self._habits: SegmentHabits | None = None
         self._lock = Lock()
 
     @property
     def version(self) -> int:
         return self.changes.version
+
+    def adopt(self, habits: ModelHabits, segment: int, tokens: int) -> None:
+        """Prove ways sooner that were proven over other segments, and tell these habits what is proven here. segment, tokens: the
+        number and the length of the one that this is of. The first habits stay."""
+        with self._lock:
+            if self._habits is None:
+                self._habits = SegmentHabits(habits, segment, tokens)
+                self._meet_all()
+
+    def audits_needed(self, layer: int, kv_heads: int, error_max: float) -> int:
+        """The least number of audits that prove any way for all heads of a layer, as far as other segments tell."""
+        return AUDITS_MIN if self._habits is None else self._habits.audits_needed(layer, kv_heads, error_max)
 
     def count_queries(self, layer: int, queries: int) -> None:
         """Count queries of a layer, audited or not. Their number tells which audits are old, and which ways have waited long
@@ -55,6 +70,7 @@ class Evidence:
             record = ways.get(way)
             if record is None:
                 record = ways[way] = WayRecord.empty(len(audit.errors), audit.signs.shape[1])
+                self._meet(layer, way, record)
             now = self._queries.get(layer, 0)
             known, unlike = record.summary(now), record.unlike(audit)
             proven = np.isfinite(known.bounds)
@@ -65,6 +81,7 @@ class Evidence:
                 audit = replace(audit, heads=audit.heads & ~unlike.all(axis=1), errors=np.where(unlike, 0, audit.errors))
                 if limits is not None:
                     suspects = record.judge(audit, limits, now)
+                self._teach(layer, way, record)
             widened = audit.chosen and bool((audit.heads[:, None] & ~record.unlike(audit)).any())
             changed = widened or (np.isfinite(record.summary(now).bounds) != proven).any()
             if changed or (limits is not None and audit.complete and not audit.chosen and _over(audit, limits)):
@@ -95,7 +112,23 @@ class Evidence:
         with self._lock:
             self._queries = dict(records.queries)
             self._records = {layer: dict(ways) for layer, ways in records.ways.items()}
+            self._meet_all()
             self.changes.advance()
+
+    def _meet_all(self) -> None:
+        """Have every record know the habits, and the habits every record; called with the lock held, like the following."""
+        for layer, ways in self._records.items():
+            for way, record in ways.items():
+                self._meet(layer, way, record)
+                self._teach(layer, way, record)
+
+    def _meet(self, layer: int, way: Way, record: WayRecord) -> None:
+        if self._habits is not None:
+            record.meet(self._habits.of(layer, way))
+
+    def _teach(self, layer: int, way: Way, record: WayRecord) -> None:
+        if self._habits is not None:
+            self._habits.learn(layer, way, record.rows, record.broken)
 
 
 def _over(audit: Audit, limits: Float64) -> bool:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from kvdb.attention.signs import SIGNS, outside
 from kvdb.types import Bools, Float32
+from query_optimizer.habit import NO_HABIT, Habit
 from query_optimizer.order_statistics import AUDITS_MIN, lower_bound, upper_bound
 
 Float64 = npt.NDArray[np.float64]
@@ -65,7 +66,7 @@ class WayEvidence:
     given_up: float64, the share of audits in which the head was read whole. waits: bool, whether the way was withdrawn and is not
     to be tried. time_share: the lower quartile, as other work of the processors only adds to a time; None before any was timed.
     rows: float32 `[n, kv_heads]`, the errors of the last complete audits, a row for each query; NaN where a head was not
-    compared.
+    compared. habit: what the way erred in other contexts, where that still speaks for it.
     """
 
     audits: Int64
@@ -79,6 +80,7 @@ class WayEvidence:
     waits: Bools
     time_share: float | None
     rows: Float32
+    habit: Habit = NO_HABIT
 
 
 @dataclass(eq=False)
@@ -93,7 +95,8 @@ class WayRecord:
     when it is next withdrawn, and how long audits count without a new one. seen: float32 `[2, SIGNS, q_heads]`, the least and the
     largest of each sign in the audits that count. unlike_seen: the same, of audits of queries unlike those, which count once they
     are AUDITS_MIN; unlike_errors: float32 `[kv_heads, AUDITS_MIN]`, and unlike_counts: int64 `[kv_heads]`, are of them;
-    unlike_since: int64 `[kv_heads]`, when the first was.
+    unlike_since: int64 `[kv_heads]`, when the first was. habit: what the way erred in other contexts before its first audit here;
+    a head that was withdrawn or forgotten has to be proven without it.
     """
 
     counts: Int64
@@ -112,6 +115,7 @@ class WayRecord:
     unlike_errors: Float32
     unlike_counts: Int64
     unlike_since: Int64
+    habit: Habit = NO_HABIT
     _summary: WayEvidence | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -191,6 +195,15 @@ class WayRecord:
             self._withdraw(mask, now)
         self._forget_unlike(mask)
 
+    def meet(self, habit: Habit) -> None:
+        """Take what is known of the way from other contexts."""
+        self.habit, self._summary = habit, None
+
+    @property
+    def broken(self) -> Bools:
+        """The heads for which the way was withdrawn at some time, bool `[kv_heads]`."""
+        return np.asarray(self.withdrawn > WITHDRAWN_QUERIES, np.bool_)
+
     def judge(self, audit: Audit, limits: Float64, now: int) -> Bools:
         """Withdraw the way for heads that exceeded their limits too often, or are no longer proven to keep them. Returns the
         other heads that exceeded their limits this time, bool `[kv_heads]`."""
@@ -219,15 +232,18 @@ class WayRecord:
         bounds, least = np.full(heads, np.inf), np.full(heads, -np.inf)
         median, largest = np.full(heads, np.nan), np.full(heads, np.nan)
         guards = np.full(heads, -np.inf, np.float32)
+        habitual = ~self.broken & (self.stale == STALE_QUERIES)
         for head in np.flatnonzero(counts).tolist():
             errors = self.errors[head, : counts[head]]
             bounds[head], least[head] = float(upper_bound(errors)), float(lower_bound(errors))
+            if habitual[head] and counts[head] < AUDITS_MIN:
+                bounds[head] = self.habit.proves(errors, np.arange(heads) == head)
             median[head], largest[head] = float(np.median(errors)), float(errors.max())
             guards[head] = self.missed[head, : counts[head]].max()
         time_share = float(np.quantile(self.times, 0.25)) if len(self.times) else None
-        return WayEvidence(
-            counts, bounds, least, guards, self._ranges(), median, largest, self.given_up.copy(), waits, time_share, self.rows
-        )
+        ranges, given_up = self._ranges(), self.given_up.copy()
+        habit = self.habit if habitual.all() else NO_HABIT
+        return WayEvidence(counts, bounds, least, guards, ranges, median, largest, given_up, waits, time_share, self.rows, habit)
 
     def _ranges(self) -> Float32:
         """See `WayEvidence`. Without audits enough, everything is in range."""

@@ -13,7 +13,7 @@ from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.way_record import WayEvidence
 from kvdb.types import Float32
 from query_optimizer.facts import Facts, IndexFacts
-from query_optimizer.head_shares import share_budget
+from query_optimizer.head_shares import Joint, share_budget
 from query_optimizer.ways import LayerBudget, Way, WayFacts, candidates
 
 QUERIES_MAX = 16
@@ -29,7 +29,7 @@ def layer_budget(facts: Facts, evidence: Sequence[Mapping[Way, WayEvidence]], er
     if facts.new_tokens > QUERIES_MAX:
         error_max = 0.0
     ways = () if error_max <= 0 else tuple(_way_facts(way, evidence, kv_heads) for way in _ways(facts))
-    rows = [{way: known.rows for way, known in one.items()} for one in evidence]
+    rows = [{way: Joint(known.rows, known.habit) for way, known in one.items()} for one in evidence]
     heads = share_budget(error_max, ways, kv_heads, rows)
     return LayerBudget(error_max, ways, heads, facts.read_seconds, trial)
 

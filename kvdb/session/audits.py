@@ -353,7 +353,9 @@ class Audits:
             return False
         exact = self._exact_call_ns(budget) / 1e9
         self._attention_share = self._clock.layers * exact / self._clock.seconds
-        proof = AUDITS_MIN * TIME_SHARE_GUESS * exact + self.planner.build_seconds(prepared)
+        asked = self._layer, len(budget.heads), budget.error_max
+        needed = max((one.audits_needed(*asked) for one in prepared.evidence), default=AUDITS_MIN)
+        proof = needed * TIME_SHARE_GUESS * exact + self.planner.build_seconds(prepared)
         self._pays_after = proof / ((1 - TIME_SHARE_GUESS) * exact)
         self._expected = max(self._expected_tokens - self._asked, 0) + self.planner.asked_before()
         worth = self._attention_share >= WORTH_SHARE and self._expected >= self._pays_after

@@ -80,6 +80,8 @@ class OpenSession:
         self.error_max = services.config.optimizer.error_max if terms.error_max is None else terms.error_max
         self.terms = replace(terms, error_max=self.error_max)
         self.counters = services.activity.begin()
+        for view in snapshot.views:
+            view.segment.evidence.adopt(services.habits.of(spec, self.salt), view.segment.number, len(view.segment))
         self._layers = [
             Layer(services, spec, snapshot, number, tail, self.terms, self.counters) for number, tail in enumerate(tails)
         ]

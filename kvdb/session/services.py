@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from indexes.base import Float32
+from kvdb.catalog.habits import Habits
 from kvdb.catalog.holders import Holder
 from kvdb.catalog.snapshot import Snapshot
 from kvdb.events import Events
@@ -83,7 +84,8 @@ class SessionServices(PlanningServices):
     """Everything that a session uses from its database. loader: brings segments back from disk. handles: the open sessions and
     imports of the database. publisher: stores sessions. space: lays out anew what they stand on. auditor: compares answers with
     exact attention, after they were given. prover: compares what ended sessions asked. background_time: what all that may take,
-    and builds. activity: sums over all sessions. events: told when sessions come and go."""
+    and builds. habits: what ways of answering erred, over all contexts of a model. activity: sums over all sessions. events: told
+    when sessions come and go."""
 
     loader: Loader
     handles: OpenHandles
@@ -92,5 +94,6 @@ class SessionServices(PlanningServices):
     auditor: Executor
     prover: Prover
     background_time: BackgroundTime
+    habits: Habits
     activity: SessionActivity
     events: Events

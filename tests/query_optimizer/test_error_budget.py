@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from indexes.retrieval import Dipr, TopK
 from query_optimizer.error_budget import AUDITS_MAX, SLOW_AUDITS, trial_of
 from query_optimizer.facts import FastMemory
-from query_optimizer.head_shares import TIME_SHARE_MAX, head_time, share_budget
+from query_optimizer.head_shares import TIME_SHARE_MAX, Joint, head_time, share_budget
 from query_optimizer.optimizer import Optimizer
 from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.rule import piecewise_cost
@@ -65,25 +65,26 @@ def test_heads_that_err_in_different_queries_do_not_break_the_budget_together():
     for head in range(KV_HEADS):
         rows[head :: 4 * KV_HEADS, head] = 0.5
     known = proven(FLAT, 0.001)
-    together = share_budget(0.01, [known], KV_HEADS, [{FLAT: rows}])
+    together = share_budget(0.01, [known], KV_HEADS, [{FLAT: Joint(rows)}])
     assert all(head.way is None for head in together)
     rows[:, 1:] = 0.001
     rows[5:, 0] = 0.001
-    assert all(head.way == FLAT for head in share_budget(0.01, [known], KV_HEADS, [{FLAT: rows}]))
+    assert all(head.way == FLAT for head in share_budget(0.01, [known], KV_HEADS, [{FLAT: Joint(rows)}]))
     rows[:, 0] = 0.5
-    one = share_budget(0.01, [known], KV_HEADS, [{FLAT: rows}])
+    one = share_budget(0.01, [known], KV_HEADS, [{FLAT: Joint(rows)}])
     assert [head.way for head in one] == [None, FLAT, FLAT, FLAT]
 
 
 def test_without_rows_enough_nothing_is_proven_together():
     known = proven(FLAT, 0.001)
-    for rows in ({}, {FLAT: np.zeros((AUDITS_MIN - 1, KV_HEADS), np.float32)}, {TAIL: np.zeros((99, KV_HEADS), np.float32)}):
+    few, many = (Joint(np.zeros((n, KV_HEADS), np.float32)) for n in (AUDITS_MIN - 1, 99))
+    for rows in ({}, {FLAT: few}, {TAIL: many}):
         assert all(head.way is None for head in share_budget(0.01, [known], KV_HEADS, [rows]))
     unknown = np.full((99, KV_HEADS), np.nan, np.float32)
     unknown[:, 0] = 0
-    assert [head.way for head in share_budget(0.01, [replace(known, time_share=0.01)], KV_HEADS, [{FLAT: unknown}])][1:] == [
-        None
-    ] * 3
+    assert [head.way for head in share_budget(0.01, [replace(known, time_share=0.01)], KV_HEADS, [{FLAT: Joint(unknown)}])][
+        1:
+    ] == [None] * 3
 
 
 @given(any_facts())
