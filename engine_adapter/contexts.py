@@ -27,10 +27,10 @@ class ModelContexts:
         what `kvdb.Client.match` raises."""
         return self.db.match(self.spec, tokens, salt=salt).tokens
 
-    def open(self, tokens: Any, salt: str = "", *, label: str = "", error_max: float | None = None) -> kvdb.Session:
-        """A `SequenceKv` over the longest stored prefix of the tokens. label, error_max: as in `kvdb.Client.create_session`,
-        whose errors it raises."""
-        return self.db.create_session(self.spec, tokens, salt=salt, label=label, error_max=error_max)
+    def open(self, tokens: Any, salt: str = "", **rest: Any) -> kvdb.Session:
+        """A `SequenceKv` over the longest stored prefix of the tokens. salt, rest: as in `kvdb.Client.create_session`, whose
+        errors it raises."""
+        return self.db.create_session(self.spec, tokens, salt=salt, **rest)
 
     def keep(self, session: kvdb.Session, tokens: Any, salt: str = "") -> str:
         """Store everything in a session, so that others find it. Returns the context's name, also where the same tokens were

@@ -127,8 +127,8 @@ class Answers:
         name = decode.request
         running = self._running.get(name)
         if running is None:
-            error_max = self._options.query.error_max
-            opening = self._behind(lambda: self._contexts.open(decode.tokens, decode.salt, label=name, error_max=error_max))
+            given = {"label": name, "error_max": self._options.query.error_max, "expected_tokens": decode.expected}
+            opening = self._behind(lambda: self._contexts.open(decode.tokens, decode.salt, **given))
             self._running[name] = _Running(opening, [])
             return None
         if running.session is None:

@@ -103,7 +103,12 @@ class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm i
         if blended is not None:
             return (0 if getattr(request, "skip_reading_prefix_cache", False) else blended), False
         tokens = self._requests.match(
-            request.request_id, request.all_token_ids, request.num_prompt_tokens, salt, num_computed_tokens
+            request.request_id,
+            request.all_token_ids,
+            request.num_prompt_tokens,
+            salt,
+            num_computed_tokens,
+            getattr(request, "max_tokens", None),
         )
         if getattr(request, "skip_reading_prefix_cache", False):
             return 0, False

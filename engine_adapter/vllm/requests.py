@@ -40,7 +40,7 @@ class Decode:
     """A request that computes one token behind `computed` others, whose KV is in its blocks.
 
     tokens: the ids that are known of it, at most `computed`, int32 `[n]`. salt: whom they belong to. blocks: the numbers of all
-    its blocks.
+    its blocks. expected: how many tokens it may generate, None where that is not known.
     """
 
     request: str
@@ -48,6 +48,7 @@ class Decode:
     salt: str
     computed: int
     blocks: tuple[int, ...]
+    expected: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,13 @@ class Step:
 
 @dataclass
 class _Known:
-    """A request. prompt: how many of its tokens are the prompt. asked: how many tokens it had when the database was asked.
-    computed: how many of them vLLM has in blocks of its own."""
+    """A request. prompt: how many of its tokens are the prompt. expected: as of `Decode`. asked: how many tokens it had when the
+    database was asked. computed: how many of them vLLM has in blocks of its own."""
 
     tokens: Tokens
     prompt: int
     salt: str
+    expected: int | None = None
     found: int = 0
     asked: int = -1
     computed: int = 0
@@ -98,11 +100,12 @@ class Requests:
         self._decodes: list[Decode] = []
         self._ended: set[str] = set()
 
-    def match(self, name: str, tokens: Sequence[int], prompt: int, salt: str, computed: int) -> int:
-        """How many tokens behind the `computed` ones can be loaded. The last token is left to vLLM, which needs its output."""
+    def match(self, name: str, tokens: Sequence[int], prompt: int, salt: str, computed: int, expected: int | None = None) -> int:
+        """How many tokens behind the `computed` ones can be loaded. The last token is left to vLLM, which needs its output.
+        expected: as of `Decode`."""
         known = self._known.get(name)
         if known is None or len(known.tokens) != len(tokens):
-            known = self._known[name] = _Known(np.asarray(tokens, np.int32), prompt, salt)
+            known = self._known[name] = _Known(np.asarray(tokens, np.int32), prompt, salt, expected)
         if known.asked != len(tokens):
             known.found, known.asked = self._find(known.tokens, salt), len(tokens)
         known.computed = computed
@@ -128,7 +131,7 @@ class Requests:
         if computed < known.prompt <= computed + tokens and known.found < known.prompt:
             self._saves.append(self._transfer(name, known, known.found, known.prompt))
         if self._decodes_from is not None and tokens == 1 and computed >= len(known.tokens) >= self._decodes_from:
-            self._decodes.append(Decode(name, known.tokens, known.salt, computed, tuple(known.blocks)))
+            self._decodes.append(Decode(name, known.tokens, known.salt, computed, tuple(known.blocks), known.expected))
 
     def end(self, name: str, tokens: Sequence[int], blocks: Sequence[int]) -> bool:
         """Note that a request has its answer; whether its blocks have to stay until a worker has copied what it generated. All of

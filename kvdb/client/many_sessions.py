@@ -25,13 +25,16 @@ class ManySessions:
         *,
         error_max: float | None = None,
         salt: str = "",
+        expected_tokens: int | None = None,
         timeout: float | None = None,
     ) -> list[Session]:
-        """A session for each of many prompts; see `create_session`, whose errors it raises. All are created or none."""
+        """A session for each of many prompts; see `create_session`, whose errors it raises. All are created or none.
+        expected_tokens: that each will ask for."""
         given = [token_ids(tokens) for tokens in validate.iterable("prompts", prompts, "token ids of each session")]
         rest = checked_error_max(error_max), validate.salt(salt)
         with deadlines.within(timeout):
-            states = self._transport.create_sessions(validate.spec(spec), given, *rest)
+            expected = validate.expected_tokens(expected_tokens)
+            states = self._transport.create_sessions(validate.spec(spec), given, *rest, expected_tokens=expected)
         return [Session(state, timeout) for state in states]
 
     def update_sessions(

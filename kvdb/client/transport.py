@@ -154,7 +154,13 @@ class Transport(Protocol):
     ) -> SessionTransport: ...
 
     def create_sessions(
-        self, spec: ModelSpec, prompts: Sequence[Tokens], error_max: float | None = None, salt: str = ""
+        self,
+        spec: ModelSpec,
+        prompts: Sequence[Tokens],
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        expected_tokens: int | None = None,
     ) -> Sequence[SessionTransport]: ...
 
     def update_together(

@@ -19,14 +19,20 @@ class ManySessions(ABC):
 
     @counted_call
     def create_sessions(
-        self, spec: ModelSpec, prompts: Sequence[Tokens], error_max: float | None = None, salt: str = ""
+        self,
+        spec: ModelSpec,
+        prompts: Sequence[Tokens],
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        expected_tokens: int | None = None,
     ) -> list[SessionState]:
         """A session for each prompt, see `kvdb.database.Database.create_session`; all or none. Raises what that raises."""
         with ExitStack() as undo:
             sessions = []
             for i, tokens in enumerate(deadlines.each(prompts)):
                 with validate.numbered(i):
-                    sessions.append(self.create_session(spec, tokens, error_max, salt))
+                    sessions.append(self.create_session(spec, tokens, error_max, salt, expected_tokens=expected_tokens))
                 undo.callback(sessions[-1].close)
             undo.pop_all()
         return sessions
@@ -59,7 +65,15 @@ class ManySessions(ABC):
             session.close()
 
     @abstractmethod
-    def create_session(self, spec: ModelSpec, tokens: Tokens, error_max: float | None = None, salt: str = "") -> SessionState:
+    def create_session(
+        self,
+        spec: ModelSpec,
+        tokens: Tokens,
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        expected_tokens: int | None = None,
+    ) -> SessionState:
         """One session."""
 
     @abstractmethod

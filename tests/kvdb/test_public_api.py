@@ -15,7 +15,7 @@ Choice(ratio, tier, load_seconds, recompute_seconds, seconds, hidden, floor, by_
 Choice.to_dict()
 Choice.from_dict(values)
 Client(transport)
-Client.create_sessions(spec, prompts, *, error_max=None, salt='', timeout=None)
+Client.create_sessions(spec, prompts, *, error_max=None, salt='', expected_tokens=None, timeout=None)
 Client.update_sessions(sessions, layer, k, v, *, starts=None, timeout=None)
 Client.truncate_sessions(sessions, tokens, *, timeout=None)
 Client.close_sessions(sessions, *, timeout=None)

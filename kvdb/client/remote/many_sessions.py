@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import kvdb.client.remote.messages as messages
 import kvdb.validate as validate
@@ -22,7 +23,13 @@ class RemoteManySessions(ABC):
     _sessions: OpenSessions
 
     def create_sessions(
-        self, spec: ModelSpec, prompts: Sequence[Tokens], error_max: float | None = None, salt: str = ""
+        self,
+        spec: ModelSpec,
+        prompts: Sequence[Tokens],
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        expected_tokens: int | None = None,
     ) -> list[RemoteSession]:
         """A session for each prompt; see `kvdb.operations.many_sessions.ManySessions`, whose errors it raises."""
         connection = self._connected()
@@ -30,7 +37,8 @@ class RemoteManySessions(ABC):
         for i, tokens in enumerate(prompts):
             with validate.numbered(i):
                 ids.append(validate.token_ids(tokens))
-        request = pb.CreateSessionsRequest(sessions=[messages.create_session(spec, tokens, error_max, salt) for tokens in ids])
+        each = partial(messages.create_session, spec, error_max=error_max, salt=salt, expected_tokens=expected_tokens)
+        request = pb.CreateSessionsRequest(sessions=map(each, ids))
         connection.check_size(f"the prompts of {len(ids)} sessions", request.ByteSize())
         reply: pb.CreateSessionsReply = connection.call(connection.stub.CreateSessions, request)
         return [

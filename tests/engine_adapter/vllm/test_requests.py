@@ -114,7 +114,7 @@ def test_requests_that_are_not_known_are_left_alone(end):
 def decoding(tokens, *, decodes_from=16):
     """The steps of a request of 40 tokens whose decode steps a worker is told of."""
     requests = Requests(Store().find, 16, decodes_from)
-    requests.match("r", PROMPT[:tokens], tokens, "salt", 0)
+    requests.match("r", PROMPT[:tokens], tokens, "salt", 0, expected=100)
     requests.allocate("r", [7, 3, 9], 0)
     requests.schedule("r", 0, tokens, [7, 3, 9], all_blocks=True)
     assert requests.take_step().decodes == (), "it is the prompt"
@@ -126,6 +126,7 @@ def test_decode_steps_of_long_requests_are_told():
     requests.schedule("r", 40, 1, (), all_blocks=False)
     (decode,) = requests.take_step().decodes
     assert (decode.request, decode.salt, decode.computed, decode.blocks) == ("r", "salt", 40, (7, 3, 9))
+    assert decode.expected == 100
     assert np.array_equal(decode.tokens, PROMPT)
     requests.schedule("r", 48, 1, [4], all_blocks=False)
     assert requests.take_step().decodes[0].blocks == (7, 3, 9, 4)

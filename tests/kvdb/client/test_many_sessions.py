@@ -5,6 +5,7 @@ import pytest
 
 import kvdb
 from kvdb import errors
+from kvdb.errors import InvalidArgument
 
 COUNT = 3
 TOKENS = 20
@@ -18,6 +19,15 @@ def kvs(spec, make_kv):
 def stacked(kvs, layer, n):
     """k and v of the first n tokens of a layer, one for each session."""
     return tuple(np.stack([getattr(kv, name)[layer][:, :n] for kv in kvs]) for name in "kv")
+
+
+def test_all_know_how_many_tokens_they_are_for(db, engine, spec):
+    sessions = db.create_sessions(spec, [[1], [2]], expected_tokens=20)
+    opened = engine.handles.open()
+    assert [session.terms.expected_tokens for session in opened] == [20, 20]
+    db.close_sessions(sessions)
+    with pytest.raises(InvalidArgument, match="expected_tokens"):
+        db.create_sessions(spec, [[1]], expected_tokens=-1)
 
 
 def test_they_are_what_single_calls_make(db, spec, kvs):
