@@ -10,7 +10,8 @@ those between a change and its being noticed. own_tokens: that the session had a
 decode's last queries, over exact attention.
 
 With `--at-any-price` audits cost nothing, and every way that is proven is used, also where it takes longer than reading
-everything: what is over then does not depend on how fast this machine is.
+everything: what is over then does not depend on how fast this machine is. With `--proven-first` that is so until the change of
+habits, and what follows has the time that a session has.
 
 `adversarial.sharp`: sharp heads as in benchmarks/workloads.py, by the default once it is proven and by a literal Dipr.
 
@@ -20,7 +21,7 @@ everything: what is over then does not depend on how fast this machine is.
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,13 +114,28 @@ class Stored:
         self.database.close()
 
 
-def decode(
-    stored: Stored, session: kvdb.Session, oracle: Oracle, options: kvdb.QueryOptions, proving: int, changed: int, seed: int = 0
-) -> Decode:
-    """Ask `proving` queries before the change of habits and `changed` after it, each with a token like the last stored ones."""
-    rng, adversary = np.random.default_rng(seed), stored.adversary
+@dataclass(frozen=True)
+class Asked:
+    """before, after: the queries before the change of habits and from it on. own_tokens: that the session adds before all of
+    them. proven_first: whether audits cost nothing before the change."""
+
+    before: int = PROVING
+    after: int = CHANGED
+    seed: int = 0
+    own_tokens: int = 0
+    proven_first: bool = False
+
+
+def decode(stored: Stored, session: kvdb.Session, oracle: Oracle, options: kvdb.QueryOptions, asked: Asked) -> Decode:
+    """The queries are asked, each with a token like the last stored ones."""
+    rng, adversary, proving = np.random.default_rng(asked.seed), stored.adversary, asked.before
     errors, approximate, ways = [], [], session.stats().ways
-    for step in range(proving + changed):
+    first = ExitStack()
+    if asked.proven_first:
+        first.enter_context(at_any_price())
+    for step in range(proving + asked.after):
+        if step == proving:
+            first.close()
         late = step >= proving and adversary.after is not None
         pool = adversary.after if late and adversary.after is not None else adversary.before
         number = int(rng.integers(pool.shape[1]))
@@ -143,25 +159,21 @@ def add_own(stored: Stored, session: kvdb.Session, oracle: Oracle, tokens: int) 
     oracle.append(k, v)
 
 
-def measure_adversary(
-    name: str, size: Size, errors_max: list[float], queries: tuple[int, int], seed: int, own_tokens: int = 0
-) -> None:
-    adversary = make(name, size, seed)
+def measure_adversary(name: str, size: Size, errors_max: list[float], asked: Asked) -> None:
+    adversary = make(name, size, asked.seed)
     oracle = Oracle(adversary, size.head_dim**-0.5)
     for error_max in errors_max:
-        measure_budget(adversary, size, oracle, error_max, queries, seed, own_tokens)
+        measure_budget(adversary, size, oracle, error_max, asked)
         oracle.forget()
 
 
-def measure_budget(
-    adversary: Adversary, size: Size, oracle: Oracle, error_max: float, queries: tuple[int, int], seed: int, own_tokens: int
-) -> None:
+def measure_budget(adversary: Adversary, size: Size, oracle: Oracle, error_max: float, asked: Asked) -> None:
     """One decode from nothing known on. oracle: without tokens of a session."""
     stored, options = Stored(adversary), kvdb.QueryOptions(error_max=error_max)
     with stored.session() as session:
-        if own_tokens:
-            add_own(stored, session, oracle, own_tokens)
-        found = decode(stored, session, oracle, options, *queries, seed)
+        if asked.own_tokens:
+            add_own(stored, session, oracle, asked.own_tokens)
+        found = decode(stored, session, oracle, options, asked)
         before, after = found.over_shares(error_max)
         q = np.ascontiguousarray((adversary.before if adversary.after is None else adversary.after)[:, :1])
         seconds = measure(
@@ -176,7 +188,8 @@ def measure_budget(
             "adversarial.decode",
             heads=adversary.name,
             tokens=size.tokens,
-            own_tokens=own_tokens,
+            own_tokens=asked.own_tokens,
+            seed=asked.seed,
             error_max=error_max,
             queries=len(found.errors),
             proven_after=found.proven_after,
@@ -238,18 +251,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", type=Path, help="a folder that keeps keys of sharp heads from run to run")
     parser.add_argument("--at-any-price", action="store_true", help="audits cost nothing, and whatever is proven is used")
+    parser.add_argument("--proven-first", action="store_true", help="the same until the change of habits")
     given = parser.parse_args()
+    size = Size(given.tokens, given.kv_heads, given.group)
+    asked = Asked(*given.queries, given.seed, given.own_tokens, given.proven_first)
     report("machine", **machine())
     for name in given.heads:
         with at_any_price() if given.at_any_price else nullcontext():
-            measure_adversary(
-                name,
-                Size(given.tokens, given.kv_heads, given.group),
-                given.error_max,
-                tuple(given.queries),
-                given.seed,
-                given.own_tokens,
-            )
+            measure_adversary(name, size, given.error_max, asked)
     if given.sharp_tokens:
         measure_sharp(given.sharp_tokens, given.kv_heads, given.cache)
 

@@ -10,7 +10,7 @@ import kvdb
 import kvdb.indexing.background_time as background_time
 import kvdb.planning.budget as budget
 import kvdb.session.audits as audits
-from benchmarks.adversarial import WINDOW, Oracle, Stored, decode
+from benchmarks.adversarial import WINDOW, Asked, Oracle, Stored, decode
 from benchmarks.adversaries import ADVERSARIES, Size, make
 
 SIZE = Size(tokens=8192, kv_heads=2, group=2, head_dim=64, queries=64)
@@ -35,7 +35,7 @@ def test_no_answer_is_over_the_budget_before_a_proof_and_few_are_after_it(eager,
     stored = Stored(make(name, SIZE))
     oracle = Oracle(stored.adversary, stored.spec.softmax_scale)
     with stored.session() as session:
-        found = decode(stored, session, oracle, kvdb.QueryOptions(error_max=ERROR_MAX), PROVING, CHANGED)
+        found = decode(stored, session, oracle, kvdb.QueryOptions(error_max=ERROR_MAX), Asked(PROVING, CHANGED))
     stored.close()
     before, after = found.over_shares(ERROR_MAX)
     assert before == 0
