@@ -21,8 +21,8 @@ MODELS_MAX = 64
 
 @dataclass(eq=False)
 class ModelHabits:
-    """The habits of one model, as one tenant's contexts show them. Thread-safe; lost when the database is closed, but learned again from the stored evidence of
-    every segment that is read."""
+    """The habits of one model, as one tenant's contexts show them. Thread-safe. They are lost when the database is closed, but
+    learned again from the stored evidence of every segment that is read."""
 
     _lock: Lock = field(default_factory=Lock)
     _known: dict[tuple[int, Way], OrderedDict[int, tuple[int, OtherContext]]] = field(default_factory=dict)
