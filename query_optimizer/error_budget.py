@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from query_optimizer.evidence_text import evidence, no_proof, passed_over
 from query_optimizer.facts import Facts, PartFacts
 from query_optimizer.head_shares import TIME_SHARE_MAX, head_time
+from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.rule import Fired, Heads, Wish
 from query_optimizer.ways import LayerBudget, Way, WayFacts
 
@@ -17,12 +18,14 @@ SLOW_AUDITS = 8
 def trial_of(budget: LayerBudget) -> tuple[WayFacts, Heads] | None:
     """The way to try next, and the KV heads that it may answer afterwards; None if nothing is left to learn.
 
-    Ways are tried in their order, first for the heads that are read whole. Then each head that a way answers already is tried
-    with the ways before that one, because their index may have been built later."""
+    Ways are tried in their order, first for the heads that are read whole; those that were audited enough to be proven, and were
+    not, come last. Then each head that a way answers already is tried with the ways before that one, because their index may have
+    been built later."""
     read_whole = tuple(head for head, share in enumerate(budget.heads) if share.way is None)
-    for facts in budget.ways:
-        if any(is_open(budget, facts, head) for head in read_whole):
-            return facts, read_whole
+    for most in (AUDITS_MIN, AUDITS_MAX):
+        for facts in budget.ways:
+            if any(is_open(budget, facts, head) and facts.audits[head] < most for head in read_whole):
+                return facts, read_whole
     places = {facts.way: place for place, facts in enumerate(budget.ways)}
     served = [(places[share.way], head) for head, share in enumerate(budget.heads) if share.way in places]
     for place, facts in enumerate(budget.ways):
@@ -78,8 +81,8 @@ class ErrorBudget:
         return Fired(way.kind, heads, way.retrieval, way.estimate_tail, reason=told, refusals=refusals)
 
     def _wish(self, facts: Facts, part: PartFacts, budget: LayerBudget, heads: Heads) -> str | None:
-        """The first kind that the part lacks, once the ways of those before it cannot be proven for the heads that are read
-        whole. None in fast memory, whose kinds come with the copies there."""
+        """The first kind that the part lacks, once the ways of those before it were not proven by audits enough for the heads
+        that are read whole. None in fast memory, whose kinds come with the copies there."""
         if budget.error_max <= 0 or facts.hints.index is not None:
             return facts.hints.index if budget.error_max > 0 else None
         if facts.in_fast_memory(part):
@@ -89,6 +92,6 @@ class ErrorBudget:
             if kind not in standing:
                 return kind
             tried = [known for known in budget.ways if known.way.kind == kind]
-            if any(is_open(budget, known, head) for known in tried for head in heads):
+            if any(is_open(budget, known, head) and known.audits[head] < AUDITS_MIN for known in tried for head in heads):
                 return None
         return None

@@ -15,6 +15,8 @@ QUIET_LOOKS = 2.0
 QUIET_SECONDS_MIN, QUIET_SECONDS_MAX = 0.05, 10.0
 LOOKS_SECONDS_MAX = QUIET_SECONDS_MAX / QUIET_LOOKS
 """A session that steps looks at least this often, so that it is known to go on."""
+FIRST_STEPS = 8
+"""A session looks after so many steps at the latest, before it is known how long a step takes."""
 BUSY_SECONDS = 1.0
 """For so long after many tokens of a prompt, more are expected."""
 SEATS = 4
@@ -150,7 +152,7 @@ class StepClock:
         """The layer need not look for so many steps. Returns after how many it does, so that the account knows meanwhile that the
         session goes on."""
         if not self.seconds:
-            return min(steps, 1)
+            return min(steps, FIRST_STEPS)
         steps = min(steps, int(LOOKS_SECONDS_MAX / self.seconds) + 1)
         self.account.stepped(self, self.seconds, steps * self.seconds)
         return steps

@@ -15,7 +15,6 @@ from indexes.retrieval import Exact
 from kvdb.attention.device import DeviceFailed
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.signs import SIGNS, outside
-from kvdb.attention.state import AttentionState
 from kvdb.catalog.way_record import Audit
 from kvdb.errors import KvdbError
 from kvdb.indexing.background_time import StepClock
@@ -57,6 +56,8 @@ RECENT_QUERIES = 16
 """So many queries are answered in the shadow at once, which takes less for each than one at a time."""
 RETRY_QUERIES = 4
 """A layer that has gathered these looks again after so many queries whether there is time."""
+FIRST_QUERIES = 32
+"""So many of an ended session's queries are enough to see that a way is hopeless."""
 IDLE_QUERIES_MAX = 1 << 20
 EXACT = QueryOptions(Exact())
 TIME_SHARE_MIN = 0.01
@@ -94,7 +95,7 @@ class Audits:
         self._looked_at: LayerBudget | None = None
         self._looked_for = 0
         self._trial: tuple[WayFacts, Heads] | None = None
-        self._gathers = self._seated = False
+        self._seated = self._unproven = False
         self._expected_tokens, self._asked = expected_tokens, 0
         self._attention_share, self._pays_after, self._expected = 1.0, 0.0, 0.0
 
@@ -198,13 +199,14 @@ class Audits:
     def _compares_in(self, prepared: Prepared) -> int:
         """The same, but for looks that only tell that the session goes on."""
         budget = prepared.budget
+        self._unproven = budget is not None and prepared.learns
         if budget is None or not prepared.learns:
             self._gather(False)
             return IDLE_QUERIES_MAX
         if not self._clock.seconds:
             return 1
         if not budget.ways:  # the plan ends when there is a first one
-            self._gathers = self._worth(prepared, budget)
+            self._worth(prepared, budget)
             return IDLE_QUERIES_MAX
         if self._suspects:
             return 0
@@ -254,32 +256,42 @@ class Audits:
 
     def close(self) -> QueryOptions | None:
         """Nothing more is compared. Returns with what queries were asked that would tell more, None where they would not."""
-        wanted = self._gathers
+        alike = self._asked + self.planner.asked_before()  # as many will be asked again
+        pays = self._clock.seconds > 0 and self._attention_share >= WORTH_SHARE and alike >= self._pays_after
+        wanted = self._unproven and pays
         self._gather(False)
         self._clock.close()
         return self._options if wanted else None
 
-    def prove(self, q: Array, options: QueryOptions, execute: Execute, goes_on: Callable[[], bool]) -> None:
-        """Compare every way that may be tried with exact answers to queries of a session that has ended, as long as it goes
-        on."""
-        whole, tried = self.planner.prepare(1, EXACT), set[Way]()
-        exact: AttentionState | None = None
+    def prove(self, q: Array, options: QueryOptions, execute: Execute, goes_on: Callable[[], bool]) -> bool:
+        """Compare every way that may be tried with exact answers to queries of a session that has ended, as long as it goes on;
+        one that is refuted by the first of them is left at that. Returns whether an index is built now by which more could be
+        tried."""
+        whole = self.planner.prepare(1, EXACT)
+        pieces = [q[:, -FIRST_QUERIES:], q[:, :-FIRST_QUERIES]]
+        answers, asked = [self._exact(whole, piece, execute) for piece in pieces if piece.shape[1]], dict[Way, int]()
         while goes_on():
             prepared = self.planner.prepare(1, options)
             budget = prepared.budget
             trial = None if budget is None or not prepared.learns else trial_of(refreshed(budget, prepared.evidence, self._layer))
-            if trial is None or trial[0].way in tried:
-                return
-            tried.add(trial[0].way)
+            piece = 0 if trial is None else asked.get(trial[0].way, 0)
+            if trial is None or piece == len(answers):
+                wished = bool(prepared.wishes)
+                self.planner.suggest(prepared)
+                return wished
+            asked[trial[0].way] = piece + 1
             shadow = self.planner.prepare(1, options, Variant(trial=trial[0].way))
-            most = min(q.shape[1], shadow.partition.behind(self.planner.run))
-            if not shadow.searches or most < 1:
-                continue
-            if exact is None:
-                exact = execute(whole, q, EXACT, False, judged=False)[0]
-                exact_ns = execute(whole, q[:, -1:], EXACT, False, judged=False)[1].kernel_ns
-            comparison = Comparison(whole, shadow, trial[1], in_use=False)
-            self._compare(comparison, q[:, -most:], exact.out[:, -most:], exact_ns, options, execute)
+            most = shadow.partition.behind(self.planner.run)
+            if shadow.searches and most > 0:
+                exact, exact_ns = answers[piece]
+                comparison = Comparison(whole, shadow, trial[1], in_use=False)
+                self._compare(comparison, pieces[piece][:, -most:], exact[:, -most:], exact_ns, options, execute)
+        return False
+
+    def _exact(self, whole: Prepared, q: Array, execute: Execute) -> tuple[Array, float]:
+        """The exact answers to queries, as those of the last tokens, and the nanoseconds that one of them takes."""
+        out = execute(whole, q, EXACT, False, judged=False)[0].out
+        return out, execute(whole, q[:, -1:], EXACT, False, judged=False)[1].kernel_ns
 
     def settle(self) -> None:
         """Wait for the comparison under way: it reads what the next call may change."""
@@ -292,9 +304,11 @@ class Audits:
         searched, an exact answer has to be made too, which takes a plan of its own."""
         worth = self._worth(prepared, budget)
         if not budget.ways:
-            self._gathers = worth
+            self._unproven = True
             return None
-        trial = self._trial_of(budget, prepared) if worth else None
+        trial = self._trial_of(budget, prepared)
+        self._unproven = trial is not None or bool(prepared.wishes)
+        trial = trial if worth else None
         self._gather(trial is not None)
         if trial is None:
             return None
@@ -317,7 +331,10 @@ class Audits:
 
     def _trial_in(self, prepared: Prepared, budget: LayerBudget) -> int:
         """How many queries may be answered before a way may have to be tried, 0 for none."""
-        trial = self._trial_of(budget, prepared) if self._worth(prepared, budget) else None
+        trial = self._trial_of(budget, prepared)
+        self._unproven = trial is not None or bool(prepared.wishes)
+        if not self._worth(prepared, budget):
+            trial = None
         self._gather(trial is not None)
         if trial is None:
             return max(LOOK_QUERIES - self._looked_for, 1)
@@ -332,7 +349,6 @@ class Audits:
 
     def _gather(self, wanted: bool) -> None:
         """Have queries compared from now on, or no longer; beside steps where it is this layer's turn."""
-        self._gathers = wanted
         self._seated = wanted and self._clock.account.seats(self)
         if not wanted:
             self._clock.account.leave(self)

@@ -24,6 +24,8 @@ from kvdb.storage.budget import CpuBudget
 log = logging.getLogger(__name__)
 WAITING_MAX = 4
 """The number of ended sessions whose queries are kept until there is time for them."""
+ROUNDS_MAX = 4
+"""So often queries are compared anew because another index is there: as many kinds are wished for, one after the other."""
 LOOK_SECONDS = 0.02
 """How often it is looked whether sessions step."""
 
@@ -87,14 +89,19 @@ class LateProofs:
         while (first := self._first()) is not None:
             services, ended = first
             try:
-                for number in list(ended.asked):
-                    if not self._await_turn(ended):
-                        break
-                    self._prove_layer(services, ended, number)
+                for _ in range(ROUNDS_MAX):
+                    self._prove(services, ended)
             except (KvdbError, DeviceFailed) as error:
                 log.info("queries of a session that ended are not compared: %s", error)
             finally:
                 self._remove(first)
+
+    def _prove(self, services: SessionServices, ended: EndedSession) -> None:
+        """Compare the ways of every layer that has any left. Raises what `_prove_layer` raises."""
+        for number in list(ended.asked):
+            if not self._await_turn(ended):
+                return
+            self._prove_layer(services, ended, number)
 
     def _first(self) -> Waiting | None:
         """What is to be done next; None ends the thread."""
@@ -113,8 +120,8 @@ class LateProofs:
             self._changed.notify_all()
 
     def _prove_layer(self, services: SessionServices, ended: EndedSession, number: int) -> None:
-        """Compare the ways of one layer, unless what it read was freed or left main memory. Raises Unavailable, CapacityError
-        or IntegrityError."""
+        """Compare the ways of one layer, unless what it read was freed or left main memory. Its queries stay where an index is
+        built now by which more could be compared. Raises Unavailable, CapacityError or IntegrityError."""
         with ExitStack() as undo:
             undo.enter_context(ended.turns)
             asked = ended.asked.get(number)
@@ -130,10 +137,10 @@ class LateProofs:
             undo.callback(residency.unpin, ended.stood_on)
             snapshot = Snapshot.prefix(ended.stood_on)
             layer = Layer(services, ended.spec, snapshot, number, asked.tail, ended.terms, SessionCounters())
-            undo.callback(asked.queries.release)
-            undo.callback(ended.asked.pop, number)
-            undo.callback(layer.close)
-            layer.prove(asked, lambda: not self._stopping and not self._time.stepping())
+            undo.callback(layer.let_go)
+            if not layer.prove(asked, lambda: not self._stopping and not self._time.stepping()):
+                undo.callback(asked.release)
+                undo.callback(ended.asked.pop, number)
 
     def _await_turn(self, ended: EndedSession) -> bool:
         """Wait until no session steps and no index is built. Returns False where it is no longer to be done."""

@@ -306,16 +306,33 @@ class Layer:
             return sparse(query, partition, prepared.plan.retrieval)
         return exact_attention.exact(query.layout, self.run, q, q.shape[1], query.scale)
 
-    def prove(self, asked: Asked, goes_on: Callable[[], bool]) -> None:
-        """Compare ways that are not proven yet for these queries with exact answers, as long as it goes on. Raises
-        IntegrityError or Unavailable."""
+    def prove(self, asked: Asked, goes_on: Callable[[], bool]) -> bool:
+        """Compare ways that are not proven yet for these queries with exact answers, as long as it goes on. Returns whether more
+        could be compared once an index is there that is built now. Raises IntegrityError or Unavailable."""
         self._snapshot.wait(self.number)
-        if (queries := asked.queries.all()) is not None:
-            self.audits.prove(queries.astype(self._spec.numpy_dtype), asked.options, self.execute, goes_on)
+        queries = asked.queries.all()
+        if queries is None:
+            return False
+        return self.audits.prove(queries.astype(self._spec.numpy_dtype), asked.options, self.execute, goes_on)
 
     def close(self) -> Asked | None:
         """Tell the segments what was counted, and give everything back but the snapshot. Returns what was asked and would tell
         more, which has the tail then; None for nothing."""
+        asked = self._stop()
+        elsewhere = self.planner.gpu is not None or self._snapshot.overlay is not None  # a GPU answers one thread at a time
+        if asked is None or not self.query_samples.number or elsewhere or self.tail.length > LATE_TAIL_TOKENS:
+            self.query_samples.release()
+            self.tail.release()
+            return None
+        return Asked(self.query_samples, asked, self.tail)
+
+    def let_go(self) -> None:
+        """Close a layer whose tail is another's."""
+        self._stop()
+        self.query_samples.release()
+
+    def _stop(self) -> QueryOptions | None:
+        """Tell the segments what was counted, and give back what only queries need. Returns what `Audits.close` does."""
         with suppress(CapacityError):  # a GPU's, whose tokens go with the rest
             self.settle()
         asked = self.audits.close()
@@ -323,12 +340,7 @@ class Layer:
         self.planner.forget()
         self._course = None
         self._tail.release()
-        elsewhere = self.planner.gpu is not None or self._snapshot.overlay is not None  # a GPU answers one thread at a time
-        if asked is None or not self.query_samples.number or elsewhere or self.tail.length > LATE_TAIL_TOKENS:
-            self.query_samples.release()
-            self.tail.release()
-            return None
-        return Asked(self.query_samples, asked, self.tail)
+        return asked
 
     def _searches(self, prepared: Prepared, n: int = 1) -> bool:
         """Whether indexes alone answer n queries beside the window. They cannot if a query belongs to a token before their last,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdb.indexing.background_time import SEATS, BackgroundTime, StepClock
+from kvdb.indexing.background_time import FIRST_STEPS, SEATS, BackgroundTime, StepClock
 
 
 class Now:
@@ -102,7 +102,7 @@ def test_a_session_that_is_waited_for_steps_no_longer(now, time):
 
 def test_a_session_steps_until_its_next_look(now, time):
     clock = StepClock(time, layers=1, clock=now)
-    assert clock.until_next(32) == 1, "nothing was measured yet"
+    assert (clock.until_next(32), clock.until_next(1)) == (FIRST_STEPS, 1), "nothing was measured yet"
     for _ in range(3):
         clock.look(1)
         now.seconds += 0.1

@@ -30,12 +30,13 @@ def engine(monkeypatch):
         yield opened
 
 
-def ask(engine, queries, salt=0):
-    """Steps of a session that ends; the ways that answered them."""
+def ask(engine, queries, salt=0, values=0.1):
+    """Steps of a session that ends; the ways that answered them. values: how large those of its own tokens are."""
     rng = np.random.default_rng(salt)
     with closing(engine.create_session(SPEC, IDS)) as session:
         for q in queries:
             k, v = (0.1 * rng.standard_normal((2, 2, 1, SPEC.head_dim))).astype(np.float32)
+            v *= values / 0.1
             session.attend(0, q, k, v, BUDGET)
         return set(session.stats().ways)
 
@@ -43,15 +44,27 @@ def ask(engine, queries, salt=0):
 def test_the_next_session_searches_from_its_first_step(engine):
     document = Document(engine)
     assert ask(engine, [document.sharp() for _ in range(AUDITS_MIN + 5)]) == {"exact"}
-    assert engine._prover.wait(SECONDS)
+    assert engine._components.prover.wait(SECONDS)
     assert "flat dipr(0.012)" in ask(engine, [document.sharp() for _ in range(3)])
+
+
+def test_all_of_the_queries_see_what_their_exact_answers_saw(engine):
+    """Whatever each sees of the session's own tokens, which weigh the most here."""
+    document = Document(engine)
+    ask(engine, [document.sharp() for _ in range(AUDITS_MIN + 20)], values=1e10)
+    assert engine._components.prover.wait(SECONDS)
+    (known,) = (
+        one for way, one in engine._catalog.get("doc").views[0].segment.evidence.of(0).items() if str(way) == "flat dipr(0.012)"
+    )
+    assert (known.audits >= AUDITS_MIN).all()
+    assert (known.largest < 0.02).all()
 
 
 def test_few_queries_prove_nothing_and_add_up(engine):
     document, ways = Document(engine), []
     for _ in range(6):
         ways.append(ask(engine, [document.sharp() for _ in range(20)]))
-        assert engine._prover.wait(SECONDS)
+        assert engine._components.prover.wait(SECONDS)
     assert ways[:3] == 3 * [{"exact"}], "60 queries would do, and not every one is kept"
     assert ways[-1] != {"exact"}
 
@@ -61,7 +74,7 @@ def test_a_way_that_errs_is_not_proven(engine):
     document = Document(engine)
     for _ in range(2):
         ask(engine, [document.flat() for _ in range(AUDITS_MIN + 5)])
-        assert engine._prover.wait(SECONDS)
+        assert engine._components.prover.wait(SECONDS)
     assert ask(engine, [document.flat() for _ in range(5)]) == {"exact"}
 
 
@@ -72,9 +85,9 @@ def test_it_waits_while_sessions_step(engine):
     now[0] += 10
     clock.look(1)  # for ten seconds, a session is taken to step
     ask(engine, [document.sharp() for _ in range(AUDITS_MIN + 5)])
-    assert not engine._prover.wait(0.3)
+    assert not engine._components.prover.wait(0.3)
     clock.close()
-    assert engine._prover.wait(SECONDS)
+    assert engine._components.prover.wait(SECONDS)
     assert ask(engine, [document.sharp()]) != {"exact"}
 
 
@@ -87,7 +100,7 @@ def test_a_context_that_is_dropped_gives_its_memory_back(engine):
     engine.drop("doc")
     assert engine._blocks.used_nbytes() < 0.05 * before, "only what the session had added"
     clock.close()
-    assert engine._prover.wait(SECONDS)
+    assert engine._components.prover.wait(SECONDS)
     assert engine._blocks.used_nbytes() == 0
 
 
@@ -97,7 +110,7 @@ def test_closing_the_database_ends_it(engine):
     clock.account.stepped(clock, 1.0, 10.0)
     ask(engine, [document.sharp() for _ in range(AUDITS_MIN + 5)])
     engine.close()
-    assert engine._prover.wait(SECONDS)
+    assert engine._components.prover.wait(SECONDS)
 
 
 FORGETFUL = """
@@ -110,8 +123,8 @@ session = db.create_session(spec, np.arange(5000))
 for _ in range(60):
     session.attend(0, ones[:, :1], ones[:, :1], ones[:, :1])
 session.close()
-db._transport._prover._built = lambda: False  # as while an index is built
-print("waits", bool(db._transport._prover._waiting))
+db._transport._components.prover._built = lambda: False  # as while an index is built
+print("waits", bool(db._transport._components.prover._waiting))
 """
 
 
@@ -133,7 +146,7 @@ def test_whoever_lacks_memory_gets_that_of_what_waits(engine):
         budget.check(1)
     assert engine._blocks.used_nbytes() == before
     clock.close()
-    assert engine._prover.wait(SECONDS)
+    assert engine._components.prover.wait(SECONDS)
 
 
 def test_the_oldest_of_many_is_forgotten(engine, monkeypatch):
@@ -144,5 +157,5 @@ def test_the_oldest_of_many_is_forgotten(engine, monkeypatch):
     for number in range(WAITING_MAX + 2):
         ask(engine, [document.sharp() for _ in range(20 + number)])
     clock.close()
-    assert engine._prover.wait(SECONDS)
+    assert engine._components.prover.wait(SECONDS)
     assert asked == [20 + number for number in range(2, WAITING_MAX + 2)]
