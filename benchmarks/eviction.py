@@ -18,13 +18,11 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.harness import report
-from kvdb.storage.eviction.arc import Arc
 from kvdb.storage.eviction.base import EvictionPolicy
 from kvdb.storage.eviction.lru import Lru
 from kvdb.storage.eviction.reuse import Reuse
-from kvdb.storage.eviction.s3_fifo import S3Fifo
 
-POLICIES: dict[str, type[EvictionPolicy[int]]] = {"lru": Lru, "arc": Arc, "s3-fifo": S3Fifo, "reuse": Reuse}
+POLICIES: dict[str, type[EvictionPolicy[int]]] = {"lru": Lru, "reuse": Reuse}
 TOKENS = 512
 """The number of tokens in a block of the trace."""
 

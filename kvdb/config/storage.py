@@ -13,7 +13,7 @@ QUANTIZED_GROUP = 16
 """Quantized blocks hold a multiple of this many tokens."""
 GPU_DEVICE = re.compile("cuda(:[0-9]{1,3})?|interpreter")
 GPU_FORMATS = ("", "float8", "int8")
-EVICTIONS = ("reuse", "lru", "arc", "s3-fifo", "none")
+EVICTIONS = ("reuse", "lru", "none")
 """What decides which contexts go where room is short; none: nothing goes by itself."""
 _STORAGE_BYTES_MIN = {"cpu_bytes_max": 1, "disk_bytes_max": 1, "arena_bytes": MIB, "gpu_bytes_max": 0, "gpu_slab_bytes": 0}
 

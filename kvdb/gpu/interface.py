@@ -93,7 +93,7 @@ class GpuInterface(Protocol):
         ...
 
     def owned(self) -> Mapping[SlotLayout, Sequence[Blocks]]:
-        """The slots of every owner, for the check of the tiers' ledgers."""
+        """The slots of every owner, for the check of the tiers' slots."""
         ...
 
     def held_segments(self) -> Sequence[Segment]:

@@ -7,8 +7,8 @@ import numpy as np
 from indexes.arena import HUGE_PAGE, Arena
 from kvdb.errors import CapacityError
 from kvdb.storage.budget import CpuBudget
-from kvdb.storage.ledger import CountedTier
 from kvdb.storage.room import with_room
+from kvdb.storage.slots import CountedTier
 from kvdb.storage.tier import Blocks
 from kvdb.types import Addresses, TierStats
 
@@ -60,8 +60,8 @@ class CpuTier(CountedTier):
         with self._lock:
             return TierStats(
                 name=self.name,
-                blocks_used=self._ledger.used,
-                blocks_total=self._ledger.total,
+                blocks_used=self._slots.used,
+                blocks_total=self._slots.total,
                 block_nbytes=self.block_nbytes,
                 nbytes=sum(arena.nbytes for arena in self._arenas.values()),
                 huge=all(arena.huge is not False for arena in self._arenas.values()),
@@ -78,27 +78,27 @@ class CpuTier(CountedTier):
         with self._lock:
             self._check(count)
             try:
-                while count > self._ledger.free:
-                    self._grow(count - self._ledger.free)
+                while count > self._slots.free:
+                    self._grow(count - self._slots.free)
             except CapacityError:
                 self._trim(SPARE_BYTES_MAX)
                 raise
             blocks = self._take(count)
             if self._empty:
-                self._empty = {extent for extent in self._empty if self._ledger.is_empty(extent)}
+                self._empty = {extent for extent in self._empty if self._slots.is_empty(extent)}
             return blocks
 
     def _check(self, count: int) -> None:
         """Raises CapacityError unless `count` blocks are free or have room in the budget."""
         with self._lock:
             missing = 0
-            while missing < count - self._ledger.free:  # again, because the check may have released free arenas
-                missing = count - self._ledger.free
+            while missing < count - self._slots.free:  # again, because the check may have released free arenas
+                missing = count - self._slots.free
                 self._budget.check(missing * self.block_nbytes)
 
     def _grow(self, missing: int) -> None:
         """Add an arena, with only the missing blocks where the budget is nearly spent. Raises CapacityError."""
-        nbytes = min(max(HUGE_PAGE, self._ledger.total * self.block_nbytes), self._arena_bytes)
+        nbytes = min(max(HUGE_PAGE, self._slots.total * self.block_nbytes), self._arena_bytes)
         if self._budget.left is not None:
             nbytes = min(nbytes, self._budget.left // 2)
         most = max(1, self._arena_bytes // self.block_nbytes)
@@ -110,7 +110,7 @@ class CpuTier(CountedTier):
         except OSError as error:
             self._budget.give(nbytes)
             raise CapacityError(f"the system gives no {nbytes:,} bytes more: {error.strerror}") from None
-        first = self._ledger.add(count)
+        first = self._slots.add(count)
         self._arenas[first] = arena
         self._empty.add(first)
         more = first + count - len(self._addresses)
@@ -133,6 +133,6 @@ class CpuTier(CountedTier):
             arena = self._arenas.pop(extent)
             spare -= arena.nbytes
             self._empty.remove(extent)
-            self._ledger.remove(extent)
+            self._slots.remove(extent)
             self._budget.give(arena.nbytes)
             arena.close()

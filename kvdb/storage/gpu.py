@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from kvdb.errors import CapacityError
-from kvdb.storage.ledger import CountedTier
 from kvdb.storage.slot import SlotLayout
+from kvdb.storage.slots import CountedTier
 from kvdb.storage.tier import Blocks
 from kvdb.types import Addresses, TierStats
 
@@ -52,24 +52,24 @@ class GpuTier(CountedTier):
         self.memory = memory
         self._overwrites = overwrites
         self.slab = memory.zeros((slots, layout.nbytes), torch.uint8)
-        self._ledger.add(slots)
+        self._slots.add(slots)
 
     @property
     def slots(self) -> int:
-        return self._ledger.total
+        return self._slots.total
 
     @property
     def free(self) -> int:
         """Free slots. Others may take them at any time."""
-        return self._ledger.free
+        return self._slots.free
 
     def allocate(self, count: int, *, evict: bool = False) -> Blocks:  # noqa: ARG002
         """Take slots for copies. The copy stream waits for queries that may still read their old contents. Raises CapacityError
         or GpuLost, and then takes none."""
         with self._lock:
-            if self._ledger.free < count:
+            if self._slots.free < count:
                 raise CapacityError(
-                    f"the GPU tier has {self._ledger.free} of its {self._ledger.total} slots free and {count} were asked for; "
+                    f"the GPU tier has {self._slots.free} of its {self._slots.total} slots free and {count} were asked for; "
                     "let go of some, or raise storage.gpu_bytes_max"
                 )
             blocks = self._take(count)
@@ -93,8 +93,8 @@ class GpuTier(CountedTier):
         with self._lock:
             return TierStats(
                 name=self.name,
-                blocks_used=self._ledger.used,
-                blocks_total=self._ledger.total,
+                blocks_used=self._slots.used,
+                blocks_total=self._slots.total,
                 block_nbytes=self.block_nbytes,
                 nbytes=self.slab.untyped_storage().nbytes(),
                 huge=False,

@@ -7,7 +7,7 @@ from indexes.arena import Arena
 from kvdb.errors import CapacityError
 from kvdb.storage.budget import CpuBudget
 from kvdb.storage.direct_io import PAGE
-from kvdb.storage.ledger import CountedTier
+from kvdb.storage.slots import CountedTier
 from kvdb.storage.tier import Blocks
 from kvdb.types import Addresses, TierStats
 
@@ -35,8 +35,8 @@ class PagedTier(CountedTier):
                 arena = Arena(-(-count * self.block_nbytes // PAGE) * PAGE, plain=True)
             except OSError as error:
                 raise CapacityError(f"the system gives no {count * self.block_nbytes:,} addresses: {error.strerror}") from None
-            assert not self._ledger.free, "an extent is taken and released as a whole"
-            first = self._ledger.add(count)
+            assert not self._slots.free, "an extent is taken and released as a whole"
+            first = self._slots.add(count)
             self._arenas[first] = arena
             more = first + count - len(self._addresses)
             if more > 0:
@@ -57,7 +57,7 @@ class PagedTier(CountedTier):
         with self._lock:
             nbytes = sum(pages.nbytes for pages in self._pages.values())
             used = nbytes // self.block_nbytes
-            return TierStats(self.name, used, self._ledger.total, self.block_nbytes, nbytes, huge=not self._arenas)
+            return TierStats(self.name, used, self._slots.total, self.block_nbytes, nbytes, huge=not self._arenas)
 
     def close(self) -> None:
         with self._lock:
@@ -66,7 +66,7 @@ class PagedTier(CountedTier):
 
     def _emptied(self, extent: int) -> None:
         if extent in self._arenas:  # else it is gone with a tier that was closed
-            self._ledger.remove(extent)
+            self._slots.remove(extent)
             self._close(extent)
 
     def _close(self, extent: int) -> None:

@@ -88,30 +88,3 @@ class EvictionPolicy(ABC, Generic[K]):
     @abstractmethod
     def _choose(self) -> K:
         """Take the next entry out of the order; at least one is not pinned."""
-
-
-class Ghosts(Generic[K]):
-    """The keys and sizes of entries that were evicted, the last of them, in the order in which they were. nbytes: of all."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._sizes: dict[K, int] = {}
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._sizes
-
-    def add(self, key: K, nbytes: int) -> None:
-        self.discard(key)
-        self._sizes[key] = nbytes
-        self.nbytes += nbytes
-
-    def discard(self, key: K) -> None:
-        self.nbytes -= self._sizes.pop(key, 0)
-
-    def trim(self, nbytes: float) -> list[K]:
-        """Forget the oldest until they are at most `nbytes` bytes. Returns those."""
-        forgotten = []
-        while self._sizes and self.nbytes > nbytes:
-            forgotten.append(next(iter(self._sizes)))
-            self.discard(forgotten[-1])
-        return forgotten

@@ -3,13 +3,11 @@
 from typing import Any
 
 from kvdb.config.storage import EVICTIONS
-from kvdb.storage.eviction.arc import Arc
 from kvdb.storage.eviction.base import EvictionPolicy
 from kvdb.storage.eviction.lru import Lru
 from kvdb.storage.eviction.reuse import Reuse
-from kvdb.storage.eviction.s3_fifo import S3Fifo
 
-_KINDS: dict[str, type[EvictionPolicy[Any]]] = {"reuse": Reuse, "lru": Lru, "arc": Arc, "s3-fifo": S3Fifo}
+_KINDS: dict[str, type[EvictionPolicy[Any]]] = {"reuse": Reuse, "lru": Lru}
 assert {*_KINDS, "none"} == set(EVICTIONS)
 
 

@@ -2,8 +2,9 @@
 
 from heapq import heapify, heappop, heappush
 from math import sqrt
+from typing import Generic
 
-from kvdb.storage.eviction.base import EvictionPolicy, Ghosts, K
+from kvdb.storage.eviction.base import EvictionPolicy, K
 
 TURNOVER = 0.35
 """How much longer an entry stays that was used again once, in times that all entries are replaced; with the square root of the
@@ -76,3 +77,30 @@ class Reuse(EvictionPolicy[K]):
         if len(self._heap) > 2 * len(self._due) + spare:
             self._heap = [(due, key) for key, due in self._due.items()]
             heapify(self._heap)
+
+
+class Ghosts(Generic[K]):
+    """The keys and sizes of entries that were evicted, the last of them, in the order in which they were. nbytes: of all."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._sizes: dict[K, int] = {}
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._sizes
+
+    def add(self, key: K, nbytes: int) -> None:
+        self.discard(key)
+        self._sizes[key] = nbytes
+        self.nbytes += nbytes
+
+    def discard(self, key: K) -> None:
+        self.nbytes -= self._sizes.pop(key, 0)
+
+    def trim(self, nbytes: float) -> list[K]:
+        """Forget the oldest until they are at most `nbytes` bytes. Returns those."""
+        forgotten = []
+        while self._sizes and self.nbytes > nbytes:
+            forgotten.append(next(iter(self._sizes)))
+            self.discard(forgotten[-1])
+        return forgotten

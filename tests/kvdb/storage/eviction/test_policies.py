@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvdb.config.storage import EVICTIONS
-from kvdb.storage.eviction.arc import Arc
 from kvdb.storage.eviction.lru import Lru
 from kvdb.storage.eviction.policies import policy
 from kvdb.storage.eviction.reuse import Reuse
-from kvdb.storage.eviction.s3_fifo import S3Fifo
 
-KINDS = [Lru, Arc, S3Fifo, Reuse]
+KINDS = [Lru, Reuse]
 KEYS = st.integers(0, 9)
 
 
@@ -99,9 +97,8 @@ def test_lru_goes_by_the_last_use(touched):
     assert [held.evict() for _ in by_last_use] == by_last_use
 
 
-@pytest.mark.parametrize("kind", [Arc, S3Fifo, Reuse])
-def test_what_is_used_again_and_again_outlives_a_scan(kind):
-    held, often = kind(), ["a", "b"]
+def test_what_is_used_again_and_again_outlives_a_scan():
+    held, often = Reuse(), ["a", "b"]
     for _ in range(4):
         for key in often:
             held.touch(key, 1)
@@ -114,26 +111,8 @@ def test_what_is_used_again_and_again_outlives_a_scan(kind):
                 held.touch(used, 1)
 
 
-def test_arc_takes_up_again_what_left_too_early():
-    held = Arc()
-    for key in "abcd":
-        held.touch(key, 1)
-    held.touch("d", 1)
-    assert held.evict() == "a"
-    held.touch("a", 1)  # its ghost says so
-    assert [held.evict() for _ in range(4)] == ["b", "d", "a", "c"]
-
-
-def test_s3_fifo_lets_go_of_what_was_used_once_before_it_asks_the_others():
-    held = S3Fifo()
-    for key in "abcd":
-        held.touch(key, 1)
-    held.touch("a", 1)
-    assert [held.evict() for _ in range(4)] == ["b", "c", "d", "a"]
-
-
 def test_a_policy_is_made_by_the_name_of_a_setting():
-    assert [type(policy(name)) for name in EVICTIONS] == [Reuse, Lru, Arc, S3Fifo, type(None)]
+    assert [type(policy(name)) for name in EVICTIONS] == [Reuse, Lru, type(None)]
 
 
 class Entry:

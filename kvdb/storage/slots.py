@@ -36,7 +36,7 @@ class FreeList:
         self.free += len(slots)
 
 
-class Ledger:
+class SlotAllocator:
     """Which slots are free, and how many owners the others have. Not thread-safe: its tier locks.
 
     Slots are numbers, which come and go in ranges called extents. Slots are taken from the first extents that have free ones, so
@@ -177,7 +177,7 @@ class CountedTier:
     def __init__(self, lock: "RLock | None" = None) -> None:
         """lock: the lock that the tier shares with other tiers whose room it may need; None for a lock of its own."""
         self._lock = lock or RLock()
-        self._ledger = Ledger()
+        self._slots = SlotAllocator()
         self.changes = 0
 
     def make_room(self, count: int) -> None:
@@ -186,26 +186,26 @@ class CountedTier:
     def retain(self, blocks: Blocks) -> None:
         with self._lock:
             self.changes += 1
-            self._ledger.retain(blocks)
+            self._slots.retain(blocks)
 
     def release(self, blocks: Blocks) -> None:
         with self._lock:
             self.changes += 1
-            for extent in self._ledger.release(blocks):
+            for extent in self._slots.release(blocks):
                 self._emptied(extent)
 
     def shared(self, block: int) -> bool:
-        return self._ledger.references(block) > 1
+        return self._slots.references(block) > 1
 
     def check_integrity(self, owned: Sequence[Blocks] | None = None) -> None:
         """See `Tier.check_integrity`."""
         with self._lock:
-            self._ledger.check_integrity(owned)
+            self._slots.check_integrity(owned)
 
     def _take(self, count: int) -> Blocks:
         """Take `count` blocks, at most as many as are free; called with the lock held."""
         self.changes += 1
-        return self._ledger.take(count)
+        return self._slots.take(count)
 
     def _emptied(self, extent: int) -> None:
         """Called, with the lock held, when no slot of the extent that begins there is used any more."""
