@@ -263,14 +263,16 @@ $(VENV)/modules: FORCE | $(VENV)/tools
 
 $(VENV)/demo: EXTRAS := server transformers
 $(VENV)/demo: PURPOSE := for the demo
+$(VENV)/demo: ISAS := native
 $(VENV)/ready: EXTRAS := server aio transformers rag gpu hnsw plots tracing dev
 $(VENV)/ready: PURPOSE := for tests and checks
+$(VENV)/ready: ISAS := all
 $(VENV)/demo $(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
 	@compiler="$${CXX:-c++}"; command -v $${compiler%% *} >/dev/null || \
 	    { echo "kvdb needs a C++20 compiler, and there is no $$compiler; on Debian and Ubuntu: apt install g++"; exit 1; } >&2
 	@$(BIN)/python -c "$$requirements" $(EXTRAS) > $@.txt
 	@$(call steps,$(BIN)/python) \
-	    "compiling the C++ kernels" "$(INSTALL) --verbose --no-build-isolation --no-deps --editable ." \
+	    "compiling the C++ kernels" "$(INSTALL) --verbose --no-build-isolation --no-deps --config-settings=cmake.define.KVDB_ISAS=$(ISAS) --editable ." \
 	    "installing the libraries $(PURPOSE)" "$(INSTALL) --no-compile --requirement $@.txt"
 	@touch $@ $(VENV)/demo
 

@@ -44,11 +44,19 @@ bool has_amx() {
 // Best first.
 constexpr Candidate kCandidates[] = {
 #if defined(__x86_64__)
+#if KVDB_WITH_AVX512_BF16
     {"amx", Isa::amx, has_amx},
     {"avx512_bf16", Isa::avx512_bf16, has_avx512_bf16},
+#endif
+#if KVDB_WITH_AVX512
     {"avx512", Isa::avx512, has_avx512},
+#endif
+#if KVDB_WITH_AVX2
     {"avx2", Isa::avx2, has_avx2},
+#endif
+#if KVDB_WITH_AVX512_BF16
     {"amx_emulated", Isa::amx_emulated, has_avx512_bf16, true},
+#endif
 #elif defined(__aarch64__)
     {"neon", Isa::neon, always},
 #endif

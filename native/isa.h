@@ -63,13 +63,32 @@ struct PerIsa {
 };
 
 // Declares and lists `name`_avx2, `name`_portable and so on, one for each simd/<isa>.cpp that is
-// compiled in. Kernels without tiles are the same in amx as in avx512_bf16.
+// compiled in. Kernels without tiles are the same in amx as in avx512_bf16. A build for one
+// processor alone (KVDB_ISAS=native) says 0 for what it leaves out, to those who include a list.
+#ifndef KVDB_WITH_AVX2
+#define KVDB_WITH_AVX2 1
+#endif
+#ifndef KVDB_WITH_AVX512
+#define KVDB_WITH_AVX512 1
+#endif
+#ifndef KVDB_WITH_AVX512_BF16
+#define KVDB_WITH_AVX512_BF16 1
+#endif
+#define KVDB_LISTED_0(kernels) nullptr
+#define KVDB_LISTED_1(kernels) &kernels
+#define KVDB_LISTED_IF(with, kernels) KVDB_LISTED_IF_(with, kernels)
+#define KVDB_LISTED_IF_(with, kernels) KVDB_LISTED_##with(kernels)
 #if defined(__x86_64__)
 #define KVDB_DECLARE_PER_ISA(Kernels, name) \
     extern const Kernels name##_avx512_bf16, name##_avx512, name##_avx2, name##_portable
-#define KVDB_PER_ISA_TILES(name, amx, amx_emulated)              \
-    {&amx,    &name##_avx512_bf16, &name##_avx512, &name##_avx2, \
-     nullptr, &name##_portable,    &amx_emulated}
+#define KVDB_PER_ISA_TILES(name, amx, amx_emulated)             \
+    {KVDB_LISTED_IF(KVDB_WITH_AVX512_BF16, amx),                \
+     KVDB_LISTED_IF(KVDB_WITH_AVX512_BF16, name##_avx512_bf16), \
+     KVDB_LISTED_IF(KVDB_WITH_AVX512, name##_avx512),           \
+     KVDB_LISTED_IF(KVDB_WITH_AVX2, name##_avx2),               \
+     nullptr,                                                   \
+     &name##_portable,                                          \
+     KVDB_LISTED_IF(KVDB_WITH_AVX512_BF16, amx_emulated)}
 #elif defined(__aarch64__)
 #define KVDB_DECLARE_PER_ISA(Kernels, name) extern const Kernels name##_neon, name##_portable
 #define KVDB_PER_ISA_TILES(name, amx, amx_emulated) \

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 from functools import cached_property
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import TracebackType
 from typing import Self
 
@@ -10,11 +12,16 @@ from kvdb.errors import Unavailable
 
 
 class ServerProcess:
-    """`kvdb serve` on a free port of 127.0.0.1, for as long as the `with` lasts. It starts while its caller does other things."""
+    """`kvdb serve` on a free port of 127.0.0.1, for as long as the `with` lasts. It starts while its caller does other things.
+
+    log: the file to which it writes what it has to say, which stays.
+    """
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "kvdb", "serve", "--host", "127.0.0.1", "--port", "0"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with NamedTemporaryFile(prefix="kvdb-demo-", suffix=".log", delete=False) as log:
+            self.log = Path(log.name)
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
 
     @cached_property
     def ready_line(self) -> str:
@@ -24,7 +31,8 @@ class ServerProcess:
         if not line:
             self._process.communicate()
             status = self._process.returncode
-            raise Unavailable(f"the server ended with status {status} before it was ready; see its message above")
+            said = self.log.read_text(errors="replace").strip()
+            raise Unavailable(f"the server ended with status {status} before it was ready: {said or 'it said nothing'}")
         return line
 
     @property

@@ -100,7 +100,7 @@ def show(
     console.print(
         f'[bold]{len(document.ids):,} tokens[/] of prose with {facts} facts in it, such as "{chosen[0].sentence.strip()}"'
     )
-    console.print(f"process {server.pid}: {server.ready_line}\n")
+    console.print(f"process {server.pid}: {server.ready_line}; its log: {server.log}\n", soft_wrap=True)
     with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
         _first_pages(console, db, engine, tokenizer, document)
         _store(console, engine, document.ids)
