@@ -18,7 +18,7 @@ import tracemalloc
 import numpy as np
 
 from benchmarks.harness import machine, measure, report
-from kvdb.catalog.compactable import CompactableCatalog
+from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import PrefixTree
@@ -40,7 +40,7 @@ class Contexts:
     """A catalogue that grows by contexts whose blocks are on disk."""
 
     def __init__(self) -> None:
-        self.catalog = CompactableCatalog()
+        self.catalog = Catalog()
         self._blocks = BlockStore(StorageConfig(), None)
         self._names = 0
 

@@ -17,13 +17,12 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from transformers import StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from engine_adapter.rag import Answer, DocumentInfo, RagEngine
 from engine_adapter.rag.stream import Stop
 from engine_adapter.rag_server.completion import Completion, Receive, Scope, Send
 from engine_adapter.rag_server.errors import Failure, Refused, failure_of, invalid
-from engine_adapter.rag_server.positions import Full
 from engine_adapter.rag_server.requests import ChatRequest, DocumentRequest, Given
 from engine_adapter.rag_server.settings import Settings
 from engine_adapter.rag_server.work import Generation, Work
@@ -202,3 +201,14 @@ def _of_http(error: HTTPException) -> Failure:
 def _failed(failure: Failure) -> Response:
     content = json.dumps(failure.body).encode()
     return Response(content, failure.status, media_type="application/json")
+
+
+class Full(StoppingCriteria):
+    """transformers' own criterion would take the place of the one that `max_new_tokens` makes."""
+
+    def __init__(self, positions: int) -> None:
+        self._positions = positions
+
+    def __call__(self, input_ids: torch.Tensor, *_given: Any, **_named: Any) -> torch.Tensor:
+        full = input_ids.shape[1] >= self._positions
+        return torch.full((input_ids.shape[0],), full, dtype=torch.bool, device=input_ids.device)

@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
+import kvdb.catalog.check as context_check
+from kvdb.catalog.catalog import Catalog, Text
 from kvdb.catalog.catalog_file import CatalogFile, is_gone
 from kvdb.catalog.catalog_records import LifeRecord, SegmentRecord, SpecRecord, ViewRecord
-from kvdb.catalog.compactable import CompactableCatalog, Text
-from kvdb.catalog.context import Context
+from kvdb.catalog.context import Context, files_of
 from kvdb.catalog.partly_seen import PartlySeen, Trimmed
 from kvdb.catalog.relayout import Relayout
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_records import records_of
 from kvdb.catalog.segment_view import Views, release_views
-from kvdb.catalog.store_copy import copy_files
 from kvdb.catalog.stored_contexts import StoredContexts
 from kvdb.catalog.unwritten_uses import UnwrittenUses
 from kvdb.catalog.written_context import WrittenContext, write_context
@@ -29,16 +29,17 @@ from kvdb.storage.store_folder import StoreFolder
 from kvdb.types import BackedUp, ContextUpdate, Retention, UnknownFile
 
 log = logging.getLogger(__name__)
+# size: one noun, the catalogue on the disk
 
 
-def open_catalog(blocks: BlockStore, durability: str) -> CompactableCatalog:
+def open_catalog(blocks: BlockStore, durability: str) -> Catalog:
     """The catalogue of a database: that of its store, or an empty one. durability: of contexts for which nobody asks for another.
 
     Raises IntegrityError, Unsupported or Unavailable, ConfigError for blocks of another size than those in the store, and
     CapacityError where the budget has no room for what stands beside them; then it has closed `blocks`.
     """
     if blocks.folder is None or blocks.disk is None:
-        return CompactableCatalog()
+        return Catalog()
     with ExitStack() as undo:
         undo.callback(blocks.close)
         catalog = StoredCatalog(blocks, blocks.folder, blocks.disk, durability)
@@ -46,7 +47,7 @@ def open_catalog(blocks: BlockStore, durability: str) -> CompactableCatalog:
     return catalog
 
 
-class StoredCatalog(CompactableCatalog):
+class StoredCatalog(Catalog):
     """A catalogue that is kept in a file. Thread-safe.
 
     The files of a context's segments are written before it, and removed after it. They are marked while no row names them. What
@@ -103,7 +104,7 @@ class StoredCatalog(CompactableCatalog):
         return stored.context
 
     def replace(self, text: Text, relayout: Relayout) -> None:
-        """Write the targets to the disk, then let contexts see them; see `CompactableCatalog.replace`. Raises CapacityError or
+        """Write the targets to the disk, then let contexts see them; see `Catalog.replace`. Raises CapacityError or
         Unavailable."""
         if self._seeing(text, relayout):
             for target in relayout.targets:
@@ -111,7 +112,7 @@ class StoredCatalog(CompactableCatalog):
         super().replace(text, relayout)
 
     def trim(self, one: PartlySeen, new: Segment) -> None:
-        """Write the new segment to the disk before; see `CompactableCatalog.trim`. Raises CapacityError or Unavailable."""
+        """Write the new segment to the disk before; see `Catalog.trim`. Raises CapacityError or Unavailable."""
         new.write(self._disk, one.spec)
         super().trim(one, new)
 
@@ -298,3 +299,18 @@ class StoredCatalog(CompactableCatalog):
         if not records.whole and not damaged:
             log.error("the catalogue of %s lost contexts whose names are not known", self._disk.path.parent)
         return damaged
+
+
+def copy_files(contexts: Sequence[Context], disk: SegmentFolder, target: BackupFolder) -> None:
+    """Copy the files of contexts, which the caller holds, and read the copies. Raises IntegrityError, also where what was stored
+    is damaged, CapacityError or Unavailable."""
+    copies = []
+    for file in files_of(contexts):
+        suffixes = disk.kept_beside(file)
+        copies.append((file, target.add(file, suffixes), suffixes))
+    target.sync()
+    for file, copy, suffixes in copies:
+        try:
+            context_check.check_copy(copy, suffixes)
+        except IntegrityError as error:
+            raise IntegrityError(f"the copy of {file.path} is not what was stored ({error}); kvdb verify") from None

@@ -1,6 +1,7 @@
 """A stored context as a user holds it."""
 
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,7 +12,7 @@ from kvdb.client.reading import read_layers, read_range
 from kvdb.client.session import Session
 from kvdb.client.transport import Transport
 from kvdb.errors import SpecMismatch
-from kvdb.types import ContextInfo, ModelSpec, Tokens
+from kvdb.types import ContextInfo, ModelSpec, PromptPart, Tokens
 from query_optimizer.query_options import checked_error_max
 
 
@@ -98,3 +99,15 @@ class Context:
 
     def __repr__(self) -> str:
         return f"<Context {self.name!r}: {self.tokens:,} tokens in {self.info.segments} segments>"
+
+
+def part_of(given: Any) -> PromptPart:
+    """A part as the transports take it: a context by its name, or token ids. Raises ShapeError, DtypeError or InvalidArgument."""
+    part = given if isinstance(given, PromptPart) else PromptPart(given)
+    validate.part(part)
+    source = part.source
+    if isinstance(source, Context):
+        return replace(part, source=source.name)
+    if isinstance(source, str):
+        return replace(part, source=validate.name(source))
+    return replace(part, source=validate.token_ids(token_ids(source)))

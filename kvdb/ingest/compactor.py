@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from threading import Lock
 
 import kvdb.catalog.residency as residency
+from kvdb.catalog.catalog import Catalog, Text
 from kvdb.catalog.chains import Chain, Twins, groups_of
-from kvdb.catalog.compactable import CompactableCatalog, Text
 from kvdb.catalog.holders import Holder
 from kvdb.catalog.relayout import Relayout, Target
 from kvdb.catalog.segment import Segment
@@ -38,7 +38,7 @@ class Compactor:
     drops, as whole blocks are shared and not copied.
     """
 
-    def __init__(self, catalog: CompactableCatalog, blocks: BlockStore, advisor: IndexAdvisor, cold: Cold) -> None:
+    def __init__(self, catalog: Catalog, blocks: BlockStore, advisor: IndexAdvisor, cold: Cold) -> None:
         self._catalog = catalog
         self._blocks = blocks
         self._advisor = advisor
@@ -211,7 +211,7 @@ class Compactor:
 
     def _replace(self, text: Text, relayout: Relayout) -> None:
         """Let contexts, and sessions as soon as they can, see the targets instead of the pieces. The caller owns a reference to
-        each segment. Raises what `CompactableCatalog.replace` does."""
+        each segment. Raises what `Catalog.replace` does."""
         self._catalog.replace(text, relayout)
         for session in self._catalog.holders(text, relayout):
             with self._late_lock:

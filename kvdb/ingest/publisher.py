@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
-from kvdb.catalog.compactable import CompactableCatalog
+from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.context import Context
 from kvdb.catalog.layout import Layout
 from kvdb.catalog.life import Life
@@ -52,7 +52,7 @@ class Publisher:
     afterwards to give back what is held in vain.
     """
 
-    def __init__(self, catalog: CompactableCatalog, blocks: BlockStore, advisor: IndexAdvisor, compactor: Compactor) -> None:
+    def __init__(self, catalog: Catalog, blocks: BlockStore, advisor: IndexAdvisor, compactor: Compactor) -> None:
         self.budget = blocks.budget
         self._blocks = blocks
         self._catalog = catalog

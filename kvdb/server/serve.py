@@ -36,8 +36,7 @@ from kvdb.server.interceptors import TokenCheck, UnaryCalls
 from kvdb.server.log import open_log
 from kvdb.server.malloc import keep_freed_memory
 from kvdb.server.metrics.calls import CallMetrics
-from kvdb.server.metrics.opening import open_registry
-from kvdb.server.metrics.page import metrics_route
+from kvdb.server.metrics.opening import metrics_route, open_registry
 from kvdb.server.observing import CallsSeen
 from kvdb.server.service import SERVICE, KvdbService, handlers
 from kvdb.server.session_registry import Sessions

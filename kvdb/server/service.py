@@ -1,9 +1,10 @@
 """The calls of kvdb.v1.Kvdb, each of them the engine's own method between two messages."""
 
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import PurePath
 from re import sub
 from time import perf_counter
 from typing import Any
@@ -14,37 +15,43 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 import kvdb.deadlines as deadlines
+import kvdb.validate as validate
 from kvdb.config import ServerConfig
 from kvdb.errors import InvalidArgument
-from kvdb.rpc import codec
+from kvdb.rpc import codec, kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.kv_chunk import CHUNK_BYTES, Chunk
 from kvdb.rpc.plans import to_choice, to_plan
 from kvdb.rpc.query_options import to_query_options
 from kvdb.server import decode_calls, import_calls, interceptors
 from kvdb.server.admission.admission import Admission
 from kvdb.server.admission.engine_work import work_on
 from kvdb.server.admission.fair_queue import Work
-from kvdb.server.context_calls import ContextCalls
+from kvdb.server.each_session import each, starts_in, status_of, truncated
 from kvdb.server.incoming import Incoming
 from kvdb.server.inflight import InflightBytes
-from kvdb.server.interceptors import UnaryCalls
-from kvdb.server.many_sessions_calls import ManySessionsCalls, truncated
-from kvdb.server.read_calls import ReadCalls
+from kvdb.server.interceptors import UnaryCalls, answering
 from kvdb.server.session_registry import Sessions
-from kvdb.server.store_calls import StoreCalls
 from kvdb.server.streams import OpenStream, Streams
 from kvdb.server.tenancy.tenants import AnyDatabase
 from kvdb.server.tracing import Together
 from kvdb.server.turns import Turn, Turns
+from kvdb.session.each import check_counts
 from kvdb.session.state import SessionState
+from kvdb.types import IndexInfo
 from kvdb.version import __version__
+
+TOKENS_OF_REPLY = 1 << 17
+"""The most ids in a reply, half of the smallest limit of a message."""
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
 BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "UnknownFiles", "Backup", "Compact"}
 """Unary calls that hold their thread for long, and count among the streams therefore."""
 
+# size: one noun, the service and its calls
 
-class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
+
+class KvdbService:
     """One method for each call, named as in the proto but in Python's way; what they raise becomes a status."""
 
     def __init__(
@@ -95,7 +102,7 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
                 yield pb.ImportReply(begun=pb.ImportBegun(start=writer.start))
                 for data in requests:
                     self._streams.begin(stream)
-                    with interceptors.answering(context):
+                    with answering(context):
                         info = import_calls.carry_out(writer, incoming, self.admission, data)
                     self._streams.end(stream)
                     if info is not None:
@@ -193,6 +200,161 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
         self._sessions.close(request.session_id)
         return pb.CloseSessionReply()
 
+    def list_contexts(self, request: pb.ListContextsRequest, _context: grpc.ServicerContext) -> pb.ListContextsReply:
+        metadata = codec.from_metadata(request.metadata)
+        infos = self._database.contexts(request.prefix, request.limit or None, request.after, metadata)
+        return pb.ListContextsReply(contexts=map(codec.to_info, infos))
+
+    def context_tokens(self, request: pb.ContextTokensRequest, _context: grpc.ServicerContext) -> pb.ContextTokensReply:
+        ids = self._database.token_ids(request.name)[request.start :]
+        return pb.ContextTokensReply(tokens=codec.to_tokens(ids[:TOKENS_OF_REPLY]))
+
+    def match_prefix(self, request: pb.MatchPrefixRequest, _context: grpc.ServicerContext) -> pb.MatchPrefixReply:
+        match = self._database.match(codec.from_spec(request.spec), codec.from_tokens(request.tokens), request.salt)
+        return pb.MatchPrefixReply(tokens=match.tokens, resident=match.resident)
+
+    def list_tiers(self, _request: pb.ListTiersRequest, _context: grpc.ServicerContext) -> pb.ListTiersReply:
+        return pb.ListTiersReply(tiers=map(codec.to_tier, self._database.tiers()))
+
+    def get_context(self, request: pb.GetContextRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
+        return codec.to_info(self._database.get(request.name))
+
+    def update_context(self, request: pb.UpdateContextRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
+        return codec.to_info(self._database.update_context(request.name, codec.from_update(request)))
+
+    def drop_contexts(self, request: pb.DropContextsRequest, _context: grpc.ServicerContext) -> pb.DropContextsReply:
+        if request.WhichOneof("which") == "matching":
+            wanted = request.matching
+            done = self._database.drop_all(wanted.prefix, codec.from_metadata(wanted.metadata))
+            return pb.DropContextsReply(dropped=done.names, in_use=done.in_use)
+        self._database.drop(*request.names.names)
+        return pb.DropContextsReply(dropped=request.names.names)
+
+    def offload_context(self, request: pb.OffloadContextRequest, _context: grpc.ServicerContext) -> pb.OffloadContextReply:
+        return pb.OffloadContextReply(nbytes=self._database.offload(request.name))
+
+    def build_index(self, request: pb.BuildIndexRequest, context: grpc.ServicerContext) -> pb.IndexesReply:
+        """A call that waits counts among the streams, because it holds a thread as long as they do. It ends with its client."""
+        with self._streams.opened(context) if request.wait else nullcontext():
+            built = self._database.build_index(request.name, request.kind, request.wait, context.is_active)
+        return _indexes(built)
+
+    def list_indexes(self, request: pb.ListIndexesRequest, _context: grpc.ServicerContext) -> pb.IndexesReply:
+        return _indexes(self._database.indexes(request.name))
+
+    def verify_indexes(self, request: pb.VerifyIndexesRequest, context: grpc.ServicerContext) -> pb.VerifyIndexesReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            return pb.VerifyIndexesReply(indexes=self._database.verify(request.name))
+
+    def context_statistics(
+        self, request: pb.ContextStatisticsRequest, _context: grpc.ServicerContext
+    ) -> pb.ContextStatisticsReply:
+        return codec.to_statistics(self._database.statistics(request.name))
+
+    def explain_context(self, request: pb.ExplainContextRequest, _context: grpc.ServicerContext) -> pb.ExplainContextReply:
+        layer = request.layer if request.HasField("layer") else None
+        plans = self._database.explain(request.name, layer, to_query_options(request), request.analyze)
+        return pb.ExplainContextReply(plans=map(to_plan, plans))
+
+    def list_sessions(self, _request: pb.ListSessionsRequest, _context: grpc.ServicerContext) -> pb.ListSessionsReply:
+        return pb.ListSessionsReply(sessions=(pb.SessionInfo(**asdict(session)) for session in self._database.sessions()))
+
+    def explain_session(self, request: pb.ExplainSessionRequest, _context: grpc.ServicerContext) -> pb.ExplainContextReply:
+        layer = request.layer if request.HasField("layer") else None
+        plans = self._database.explain_session(request.label, layer, to_query_options(request), request.analyze)
+        return pb.ExplainContextReply(plans=map(to_plan, plans))
+
+    def create_sessions(self, request: pb.CreateSessionsRequest, context: grpc.ServicerContext) -> pb.CreateSessionsReply:
+        with ExitStack() as undo:
+            created = []
+            for i, one in enumerate(deadlines.each(request.sessions)):
+                with validate.numbered(i):
+                    created.append(self.create_session(one, context))
+                undo.callback(self._sessions.close, created[-1].session_id)
+            undo.pop_all()
+        return pb.CreateSessionsReply(sessions=created)
+
+    def update_sessions(self, request: pb.UpdateSessionsRequest, _context: grpc.ServicerContext) -> pb.UpdateSessionsReply:
+        count, k, v = len(request.session_ids), codec.from_array(request.k), codec.from_array(request.v)
+        for what, array in (("k", k), ("v", v)):
+            validate.stacked(what, array, count)
+        first = starts_in(request)
+        ended = each(self._sessions, request.session_ids, lambda i, session: session.update(request.layer, k[i], v[i], first[i]))
+        return pb.UpdateSessionsReply(statuses=map(status_of, ended))
+
+    def truncate_sessions(self, request: pb.TruncateSessionsRequest, _context: grpc.ServicerContext) -> pb.TruncateSessionsReply:
+        check_counts(request.tokens, len(request.session_ids))
+        replies = [pb.TruncatedSession() for _ in request.session_ids]
+
+        def truncate(i: int, session: SessionState) -> None:
+            replies[i].session.CopyFrom(truncated(session, request.tokens[i]))
+
+        for reply, error in zip(replies, each(self._sessions, request.session_ids, truncate), strict=True):
+            reply.status.CopyFrom(status_of(error))
+        return pb.TruncateSessionsReply(sessions=replies)
+
+    def close_sessions(self, request: pb.CloseSessionsRequest, _context: grpc.ServicerContext) -> pb.CloseSessionsReply:
+        for name in request.session_ids:
+            self._sessions.close(name)
+        return pb.CloseSessionsReply()
+
+    def read_context(self, request: pb.ReadContextRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        layers, start, stop = list(request.layers), int(request.start), int(request.stop)
+        with ExitStack() as held:
+            stream = held.enter_context(self._streams.opened(context, finishes=True))
+            session = self._source(request, held)
+            session.check_read(layers, start, stop)
+            step = max(1, CHUNK_BYTES // session.spec.token_nbytes)
+            for layer in layers:
+                for at in range(start, stop, step):
+                    end = min(at + step, stop)
+                    self._streams.begin(stream)
+                    counted = self._inflight.wait(stream.client, (end - at) * session.spec.token_nbytes)
+                    try:
+                        with answering(context):
+                            ((k, v),) = session.read([layer], at, end)
+                        data = kv_chunk.serialize(Chunk(layer, k, v))
+                        self._streams.end(stream)
+                        yield data
+                    finally:
+                        self._inflight.give_back(stream.client, counted)
+
+    def check_context(self, request: pb.CheckContextRequest, context: grpc.ServicerContext) -> pb.CheckContextReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            checked = self._database.check(request.name)
+            return pb.CheckContextReply(blocks=checked.blocks, nbytes=checked.nbytes, indexes=checked.indexes)
+
+    def check_store(self, _request: pb.CheckStoreRequest, context: grpc.ServicerContext) -> pb.CheckStoreReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            return pb.CheckStoreReply(damaged=self._database.check_store())
+
+    def unknown_files(self, request: pb.UnknownFilesRequest, context: grpc.ServicerContext) -> pb.UnknownFilesReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            files = self._database.unknown_files(request.remove)
+            return pb.UnknownFilesReply(files=[pb.UnknownFile(**asdict(file)) for file in files])
+
+    def backup(self, request: pb.BackupRequest, context: grpc.ServicerContext) -> pb.BackupReply:
+        if not PurePath(request.folder).is_absolute():
+            raise InvalidArgument(f"a backup to {request.folder!r}; expected an absolute path on the server's machine")
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            return pb.BackupReply(**asdict(self._database.backup(request.folder, request.link)))
+
+    def space(self, _request: pb.SpaceRequest, context: grpc.ServicerContext) -> pb.SpaceReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            space = self._database.space()
+            return pb.SpaceReply(held=space.held, reachable=space.reachable)
+
+    def compact(self, _request: pb.CompactRequest, context: grpc.ServicerContext) -> pb.CompactReply:
+        with self._streams.opened(context) as stream:
+            self._streams.begin(stream)
+            return pb.CompactReply(nbytes=self._database.compact())
+
     def _opened(self, state: SessionState, tokens: bytes = b"") -> pb.SessionReply:
         """Take over a session, and tell the client of it. tokens: its ids, where the client does not know them."""
         layout = map(codec.to_placed, state.layout)
@@ -232,7 +394,7 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
         self._turns.wait(stream.turn)
         try:
             with (
-                interceptors.answering(stream.context),
+                answering(stream.context),
                 self._sessions.borrow(stream.session) as session,
                 self.admission.admitted(work_on(session, call.layer, decode_calls.tokens_of(call))),
             ):
@@ -249,6 +411,18 @@ class KvdbService(ContextCalls, ManySessionsCalls, ReadCalls, StoreCalls):
         if out is not None:
             codec.put_array(reply.out, out)
         return reply
+
+    def _source(self, request: pb.ReadContextRequest, held: ExitStack) -> SessionState:
+        """The session whose tokens are read, until `held` ends: an open one, or one over a context. Raises NotFound or
+        SessionClosed, and InvalidArgument for a request that names neither."""
+        source = request.WhichOneof("source")
+        if source is None:
+            raise InvalidArgument("a read names no context and no session; expected one of the two")
+        if source == "session_id":
+            return held.enter_context(self._sessions.borrow(request.session_id))
+        session = self._database.open_context(request.context, int(request.stop))
+        held.callback(session.close)
+        return session
 
 
 ServiceOf = Callable[[grpc.ServicerContext], KvdbService]
@@ -279,3 +453,7 @@ def _handler(
     if method.name in BLOCKING:
         return interceptors.blocking(method.name, kind, behaviour)
     return unary.handler(method.name, kind, behaviour, work_of if kind in decode_calls.UNARY else None)
+
+
+def _indexes(infos: Sequence[IndexInfo]) -> pb.IndexesReply:
+    return pb.IndexesReply(indexes=map(codec.to_index_info, infos))

@@ -9,7 +9,7 @@ from kvdb.catalog.prefix_tree import common_prefix
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.errors import CapacityError
-from kvdb.session.open_session import OpenSession
+from kvdb.session.state import SessionState
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
 from kvdb.types import ModelSpec, Tokens
@@ -20,7 +20,7 @@ class SharedTail:
     and anew when one could stand on more. The session's own appends never change it, because blocks that are shared are copied
     before they are written. The caller holds the session's turn."""
 
-    def __init__(self, sessions: "SharedSessions", session: OpenSession) -> None:
+    def __init__(self, sessions: "SharedSessions", session: SessionState) -> None:
         self._sessions = sessions
         self._session = session
         self._segment: Segment | None = None
@@ -63,16 +63,16 @@ class SharedSessions:
     """The running sessions that are shared. Thread-safe."""
 
     def __init__(self) -> None:
-        self._by_key: dict[tuple[str, str], list[OpenSession]] = {}
+        self._by_key: dict[tuple[str, str], list[SessionState]] = {}
         self._lock = Lock()
 
-    def add(self, session: OpenSession) -> None:
+    def add(self, session: SessionState) -> None:
         """Share a session on a prefix, until it is closed."""
         session.shared = SharedTail(self, session)
         with self._lock:
             self._by_key.setdefault((session.spec.digest, session.salt), []).append(session)
 
-    def remove(self, session: OpenSession) -> None:
+    def remove(self, session: SessionState) -> None:
         """Share it no more."""
         key = session.spec.digest, session.salt
         with self._lock:
@@ -96,7 +96,7 @@ class SharedSessions:
         return views
 
 
-def _segment_of(session: OpenSession, tokens: Tokens) -> Segment:
+def _segment_of(session: SessionState, tokens: Tokens) -> Segment:
     """The first tokens of a session's tails as a segment, which shares their blocks. Raises CapacityError."""
     beside = Reservation(session.services.budget, segment_nbytes(session.spec.layers, len(tokens)))
     tables = [tail.share() for tail in session.tails]

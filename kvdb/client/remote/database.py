@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -14,23 +15,28 @@ import kvdb.forks as forks
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.imports import RemoteImport
-from kvdb.client.remote.many_sessions import RemoteManySessions
 from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.reading import read
 from kvdb.client.remote.session import RemoteSession
 from kvdb.client.remote.shared_memory.calls import SharedCalls
 from kvdb.client.remote.shared_memory.imports import SharedImport
-from kvdb.client.remote.store import RemoteStore
 from kvdb.config import Timeouts, Tls
+from kvdb.errors import KvdbError, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.plans import from_plan
+from kvdb.rpc.query_options import put_query_options
+from kvdb.rpc.status import error_of
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
+    BackedUp,
     CallTimings,
+    Checked,
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
+    DatabaseStatus,
     Dropped,
     IndexInfo,
     KeysValues,
@@ -38,15 +44,19 @@ from kvdb.types import (
     PrefixMatch,
     PromptPart,
     Retention,
+    SessionInfo,
+    Space,
     TierStats,
     Tokens,
+    UnknownFile,
 )
+from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
-# size: a database at the other end of a wire, with every call of one
+# size: one noun, a database on a server and its calls
 
 
-class RemoteDatabase(RemoteManySessions, RemoteStore):
+class RemoteDatabase:
     """`kvdb.client.transport.Transport` over gRPC. Thread-safe.
 
     Names, token ids and layer numbers are checked here, as an embedded database checks them. The server checks everything else;
@@ -262,6 +272,131 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
         if first:
             connection.close()
 
+    def create_sessions(
+        self,
+        spec: ModelSpec,
+        prompts: Sequence[Tokens],
+        error_max: float | None = None,
+        salt: str = "",
+        *,
+        expected_tokens: int | None = None,
+    ) -> list[RemoteSession]:
+        """A session for each prompt; see `kvdb.operations.many_sessions.ManySessions`, whose errors it raises."""
+        connection = self._connected()
+        ids = []
+        for i, tokens in enumerate(prompts):
+            with validate.numbered(i):
+                ids.append(validate.token_ids(tokens))
+        each = partial(messages.create_session, spec, error_max=error_max, salt=salt, expected_tokens=expected_tokens)
+        request = pb.CreateSessionsRequest(sessions=map(each, ids))
+        connection.check_size(f"the prompts of {len(ids)} sessions", request.ByteSize())
+        reply: pb.CreateSessionsReply = connection.call(connection.stub.CreateSessions, request)
+        return [
+            RemoteSession(connection, spec, created, tokens, self._sessions)
+            for created, tokens in zip(reply.sessions, ids, strict=True)
+        ]
+
+    def update_together(
+        self, sessions: Sequence[object], layer: int, k: Array, v: Array, starts: Sequence[int] | None = None
+    ) -> list[KvdbError | None]:
+        """See `kvdb.operations.many_sessions.ManySessions`, whose errors it raises, and MessageTooLarge."""
+        connection, own = self._connected(), self._own(sessions)
+        validate.starts(starts, len(own))
+        for what, array in (("k", k), ("v", v)):
+            validate.stacked(what, array, len(own))
+        ids = [one.id for one in own]
+        reply = own[0].shared.update_together(ids, layer, k, v, starts) if own else None
+        if reply is None:
+            connection.check_size(f"the update of {len(own)} sessions", k.nbytes + v.nbytes)
+            request = pb.UpdateSessionsRequest(session_ids=ids, layer=layer, starts=starts)
+            codec.put_array(request.k, k)
+            codec.put_array(request.v, v)
+            reply = connection.call(connection.stub.UpdateSessions, request)
+        return [_error(status) for status in reply.statuses]
+
+    def truncate_together(self, sessions: Sequence[object], tokens: Sequence[int]) -> list[KvdbError | None]:
+        """See `kvdb.operations.many_sessions.ManySessions`, whose errors it raises."""
+        connection, own = self._connected(), self._own(sessions)
+        request = pb.TruncateSessionsRequest(session_ids=[one.id for one in own], tokens=tokens)
+        reply: pb.TruncateSessionsReply = connection.call(connection.stub.TruncateSessions, request)
+        for session, kept, done in zip(own, tokens, reply.sessions, strict=True):
+            if not done.status.error:
+                session.truncated(done.session, kept)
+        return [_error(done.status) for done in reply.sessions]
+
+    def close_together(self, sessions: Sequence[object]) -> None:
+        """Close each session; where their server is gone, they went with it. Raises InvalidArgument."""
+        connection = self._connected()
+        ids = [session.id for session in self._own(sessions) if session.forget()]
+        with suppress(Unavailable):
+            connection.call(connection.stub.CloseSessions, pb.CloseSessionsRequest(session_ids=ids))
+
+    def check(self, name: str) -> Checked:
+        """Check a context on the server; see `kvdb.database.Database.check`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.CheckContextReply = connection.call(connection.stub.CheckContext, pb.CheckContextRequest(name=name))
+        return Checked(reply.blocks, reply.nbytes, reply.indexes)
+
+    def check_store(self) -> list[str]:
+        """Check the server's store; see `kvdb.database.Database.check_store`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.CheckStoreReply = connection.call(connection.stub.CheckStore, pb.CheckStoreRequest())
+        return list(reply.damaged)
+
+    def unknown_files(self, remove: bool) -> list[UnknownFile]:
+        """Files of the server's store; see `kvdb.database.Database.unknown_files`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.UnknownFilesReply = connection.call(connection.stub.UnknownFiles, pb.UnknownFilesRequest(remove=remove))
+        return [UnknownFile(file.name, file.nbytes) for file in reply.files]
+
+    def compact(self) -> int:
+        """Give space back on the server; see `kvdb.database.Database.compact`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.CompactReply = connection.call(connection.stub.Compact, pb.CompactRequest())
+        return int(reply.nbytes)
+
+    def status(self) -> DatabaseStatus:
+        """How the server is used at the moment; see `kvdb.database.Database.status`."""
+        connection = self._connected()
+        reply: pb.StatusReply = connection.call(connection.stub.Status, pb.StatusRequest())
+        counts = reply.contexts, reply.sessions, dict(reply.indexes), reply.building
+        return DatabaseStatus(reply.version, reply.uptime_seconds, *counts, reply.calls, reply.calls_max, reply.calls_waiting)
+
+    def space(self) -> Space:
+        """How much space the contexts of the server take; see `kvdb.database.Database.space`."""
+        connection = self._connected()
+        reply: pb.SpaceReply = connection.call(connection.stub.Space, pb.SpaceRequest())
+        return Space(reply.held, reply.reachable)
+
+    def backup(self, folder: str, link: bool) -> BackedUp:
+        """Copy the server's store on its machine; see `kvdb.database.Database.backup`, whose errors it raises."""
+        connection = self._connected()
+        reply: pb.BackupReply = connection.call(connection.stub.Backup, pb.BackupRequest(folder=folder, link=link))
+        counts = reply.contexts, reply.copied, reply.reflinked, reply.linked
+        return BackedUp(*counts, reply.nbytes, reply.same_file_system)
+
+    def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
+        """The plans of a query behind a context; see `kvdb.database.Database.explain`, whose errors it raises."""
+        connection = self._connected()
+        request = pb.ExplainContextRequest(name=name, layer=layer, analyze=analyze)
+        put_query_options(request, options)
+        reply: pb.ExplainContextReply = connection.call(connection.stub.ExplainContext, request)
+        return [from_plan(text) for text in reply.plans]
+
+    def sessions(self) -> list[SessionInfo]:
+        """The open sessions on the server that have a label."""
+        connection = self._connected()
+        reply: pb.ListSessionsReply = connection.call(connection.stub.ListSessions, pb.ListSessionsRequest())
+        return [SessionInfo(told.label, told.tokens, told.reused, told.queries) for told in reply.sessions]
+
+    def explain_session(self, label: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
+        """The plans of a session's next query; see `kvdb.database.Database.explain_session`, whose errors it raises."""
+        connection = self._connected()
+        request = pb.ExplainSessionRequest(label=label, layer=layer, analyze=analyze)
+        put_query_options(request, options)
+        reply: pb.ExplainContextReply = connection.call(connection.stub.ExplainSession, request)
+        return [from_plan(text) for text in reply.plans]
+
     def _drop(self, request: pb.DropContextsRequest) -> pb.DropContextsReply:
         connection = self._connected()
         connection.check_size("the list of names", request.ByteSize())
@@ -306,3 +441,7 @@ class RemoteDatabase(RemoteManySessions, RemoteStore):
 
 def _infos(reply: pb.IndexesReply) -> list[IndexInfo]:
     return [codec.from_index_info(info) for info in reply.indexes]
+
+
+def _error(status: pb.ItemStatus) -> KvdbError | None:
+    return error_of(status.error, status.text) if status.error else None

@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 import kvdb.client.remote.messages as messages
 import kvdb.deadlines as deadlines
 import kvdb.forks as forks
 import kvdb.validate as validate
 from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import score_name
-from kvdb.client.remote.answers import joined, writable
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.open_sessions import OpenSessions
 from kvdb.client.remote.reading import read
@@ -284,3 +285,13 @@ class RemoteSession:
     def _check_open(self) -> None:
         if not self._open:
             raise SessionClosed("the session is closed; open another with create_session")
+
+
+def writable(reply: pb.DecodeReply) -> Array:
+    """The array of a reply."""
+    return codec.from_array(reply.out).copy()
+
+
+def joined(outs: list[Array]) -> Array:
+    """The answers to pieces of one request, joined along their tokens."""
+    return outs[0] if len(outs) == 1 else np.concatenate(outs, axis=1)

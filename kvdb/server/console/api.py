@@ -110,7 +110,7 @@ def explain(database: AnyDatabase, name: str, layer: int, analyze: bool) -> Json
 
 
 def explain_session(database: AnyDatabase, name: str, layer: int, analyze: bool) -> Json:
-    """The plan of the next query of the session of that `OpenSession.name`, as `explain`. Raises NotFound, LayerError,
+    """The plan of the next query of the session of that `SessionState.name`, as `explain`. Raises NotFound, LayerError,
     InvalidArgument or SessionClosed."""
     session = next((session for session in database.open_sessions() if session.name == name), None)
     if session is None:

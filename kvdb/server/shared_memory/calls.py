@@ -16,8 +16,8 @@ from kvdb.rpc.query_options import to_query_options
 from kvdb.rpc.shared_records import Kind, SharedRequest, check_span
 from kvdb.rpc.shared_region import SharedRegion
 from kvdb.server.admission.engine_work import work_on
+from kvdb.server.each_session import each, statuses_within
 from kvdb.server.interceptors import parsed
-from kvdb.server.many_sessions_calls import each, statuses_within
 from kvdb.server.shared_memory.engine import Head, SharedEngine
 from kvdb.server.shared_memory.imports import SharedImports
 from kvdb.server.shared_memory.prepared import Places, PreparedAttend

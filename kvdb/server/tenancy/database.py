@@ -8,7 +8,7 @@ from typing import Any
 from kvdb.config import Config
 from kvdb.database import Database
 from kvdb.errors import NotFound, PermissionDenied, SessionClosed
-from kvdb.operations.status import status
+from kvdb.indexing.database_status import database_status
 from kvdb.server.tenancy.imports import TenantImport
 from kvdb.server.tenancy.names import Names
 from kvdb.server.tenancy.quota import Held, Quota
@@ -244,7 +244,7 @@ class TenantDatabase:
         return {}
 
     def status(self) -> DatabaseStatus:
-        return status(self, len(self._sessions()), self._database.uptime_seconds)
+        return database_status(self, len(self._sessions()), self._database.uptime_seconds)
 
     def space(self) -> Space:
         return self._database.space(self._names.prefix)

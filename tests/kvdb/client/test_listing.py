@@ -10,7 +10,7 @@ import kvdb
 from kvdb.config import ServerConfig
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument, NotFound
-from kvdb.server import context_calls
+from kvdb.server import service
 from kvdb.server.serve import Server
 from tests.stores import SPEC, config, connect, names, put
 
@@ -68,7 +68,7 @@ def test_prompts_are_matched_without_a_session(place):
 
 
 def test_token_ids_come_back(place, monkeypatch):
-    monkeypatch.setattr(context_calls, "TOKENS_OF_REPLY", 64)
+    monkeypatch.setattr(service, "TOKENS_OF_REPLY", 64)
     put(place, DOC, "doc")
     put(place, np.r_[DOC[:80], 1, 2], "other")
     ids = place.get("doc").token_ids()

@@ -16,7 +16,7 @@ from kvdb.config import Config, MetricsConfig, ServerConfig, StorageConfig
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument, Unauthenticated, Unavailable
 from kvdb.server.http.opening import open_http
-from kvdb.server.metrics.page import metrics_route
+from kvdb.server.metrics.opening import metrics_route
 from kvdb.server.serve import Server
 
 

@@ -15,7 +15,8 @@ from kvdb.client.remote.shared_memory.lane import SharedLane
 from kvdb.events import Kind, origin
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.shared_records import address_of
-from kvdb.server.many_sessions_calls import ManySessionsCalls, statuses_within
+from kvdb.server.each_session import statuses_within
+from kvdb.server.service import KvdbService
 from kvdb.session.state import SessionState
 from tests.waiting import until
 
@@ -120,7 +121,7 @@ class Killing:
 
 
 def test_updates_of_several_sessions_go_through_it(server, spec, make_kv, monkeypatch):
-    monkeypatch.setattr(ManySessionsCalls, "update_sessions", None)
+    monkeypatch.setattr(KvdbService, "update_sessions", None)
     kv, count = make_kv(spec, 2), 3
     k, v = (np.stack([array] * count) for array in kv.pairs()[0])
     with kvdb.connect(server.target) as db:

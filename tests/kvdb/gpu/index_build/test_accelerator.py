@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvdb.database
+import kvdb.database.components
 import kvdb.gpu.index_build.accelerator as building_on_device
 import kvdb.gpu.index_build.knn as knn
 import kvdb.gpu.index_build.knn_choice as knn_choice
@@ -392,7 +392,7 @@ def test_without_a_device_nothing_takes_part(device):
 
 def test_a_database_builds_on_its_device(monkeypatch, make_kv, spec):
     accelerator = Plain()
-    monkeypatch.setattr(kvdb.database, "open_accelerator", lambda device: accelerator)
+    monkeypatch.setattr(kvdb.database.components, "open_accelerator", lambda device: accelerator)
     engine = Database(Config(storage=StorageConfig(arena_bytes=1 << 20), indexes=IndexConfig(segment_tokens_min=64)))
     with Client(engine) as db:
         kv = make_kv(spec, 200)

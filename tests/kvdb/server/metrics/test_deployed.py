@@ -12,8 +12,7 @@ from kvdb.config import Config, StorageConfig
 from kvdb.database import Database
 from kvdb.server.http.routes import Request
 from kvdb.server.metrics.events import EventCounts
-from kvdb.server.metrics.opening import open_registry
-from kvdb.server.metrics.page import metrics_route
+from kvdb.server.metrics.opening import metrics_route, open_registry
 
 DEPLOY = Path(__file__).parents[4] / "deploy"
 OF_PROMETHEUS = {"up": {"job", "instance"}}

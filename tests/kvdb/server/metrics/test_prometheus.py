@@ -13,7 +13,7 @@ import pytest
 import kvdb
 from kvdb.config import Config, MetricsConfig, ServerConfig
 from kvdb.server.http.opening import open_http
-from kvdb.server.metrics.page import metrics_route
+from kvdb.server.metrics.opening import metrics_route
 from kvdb.server.tenancy.credentials import Credentials
 from tests.kvdb.server.metrics.test_deployed import DEPLOY, expressions
 from tests.waiting import until

@@ -13,7 +13,7 @@ from kvdb.events import Kind
 from kvdb.server.http.routes import Request
 from kvdb.server.metrics.calls import METHODS
 from kvdb.server.metrics.database import DatabaseCollector
-from kvdb.server.metrics.page import metrics_route
+from kvdb.server.metrics.opening import metrics_route
 from kvdb.types import TierStats
 
 

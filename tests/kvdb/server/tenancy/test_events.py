@@ -16,7 +16,7 @@ from kvdb.database import Database
 from kvdb.events import Kind
 from kvdb.server.http.routes import Request
 from kvdb.server.log import LEVELS, EventLog
-from kvdb.server.metrics.page import metrics_route
+from kvdb.server.metrics.opening import metrics_route
 from kvdb.server.serve import Server
 from kvdb.server.tenancy.tokens_file import new_token
 from kvdb.session.state import SessionState

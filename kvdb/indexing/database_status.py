@@ -21,7 +21,7 @@ class Stored(Protocol):
     def indexes(self, name: str) -> Sequence[IndexInfo]: ...
 
 
-def status(stored: Stored, sessions: int, uptime_seconds: float) -> DatabaseStatus:
+def database_status(stored: Stored, sessions: int, uptime_seconds: float) -> DatabaseStatus:
     """sessions: how many are open."""
     found: dict[tuple[int, str], str] = {}
     contexts = stored.contexts()
