@@ -63,7 +63,7 @@ class Watch:
 def distance(exact: Watch, other: Watch) -> dict[str, float]:
     """How far the distributions of an answer are from the exact ones of the same tokens."""
     p, q = (torch.log_softmax(torch.stack(one.scores).double(), -1) for one in (exact, other))
-    kl = (p.exp() * (p - q)).sum(-1)
+    kl = (p.exp() * (p - q)).nansum(-1)  # what may not be said has no score in either
     same = (p.argmax(-1) == q.argmax(-1)).double()
     return {"kl": float(kl.mean()), "kl_max": float(kl.max()), "likeliest_equal": float(same.mean())}
 

@@ -207,11 +207,16 @@ def test_who_holds_most_connections_gives_way_and_nobody_else(open_port):
 
 def test_probes_are_answered_while_as_many_pages_are_computed_as_may_be(open_port, monkeypatch):
     monkeypatch.setattr(answering, "AT_A_TIME_MAX", 1)
-    go = threading.Event()
-    port = open_port(routes=[Route("/slow", lambda _request: Reply.text(str(go.wait(SECONDS_MAX))))])
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(_request):
+        begun.set()
+        return Reply.text(str(go.wait(SECONDS_MAX)))
+
+    port = open_port(routes=[Route("/slow", slow)])
     with connect(port) as one:
         one.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        until(lambda: ask(port, "/slow", "HEAD")[0] == HTTPStatus.SERVICE_UNAVAILABLE)
+        assert begun.wait(SECONDS_MAX), "before another asks, which would take its place"
         status, _, headers = ask(port, "/slow")
         assert (status, headers["Retry-After"]) == (503, "1")
         assert ask(port, "/readyz")[0] == HTTPStatus.OK
