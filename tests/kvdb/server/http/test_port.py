@@ -18,7 +18,6 @@ from kvdb.server.http.opening import open_http
 from kvdb.server.http.port import HttpPort
 from kvdb.server.http.routes import Reply, Route, Routes
 from kvdb.server.tenancy.credentials import Credentials
-from tests.waiting import until
 
 SECONDS_MAX = 5.0
 PROBE_SECONDS_MAX = 1.0
