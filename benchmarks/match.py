@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.harness import machine, measure, report
 from kvdb.catalog.catalog import Catalog
-from kvdb.catalog.layout import Layout
+from kvdb.catalog.layout import ContextLayout
 from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import PrefixTree
 from kvdb.catalog.segment import Segment
@@ -52,7 +52,7 @@ class Contexts:
             segment = Segment(PackedIds(tokens[stored:]), self._blocks.tables(SPEC), base=stored, standalone=not stored)
             views = (*views, SegmentView(segment, len(segment)))
         self._names += 1
-        self.catalog.publish(NewContext(SPEC, f"context {self._names}", Retention()).of(Layout.contiguous(views), tokens))
+        self.catalog.publish(NewContext(SPEC, f"context {self._names}", Retention()).of(ContextLayout.contiguous(views), tokens))
         self.catalog.take_changed()  # as compaction does
 
     def close(self) -> None:

@@ -15,15 +15,15 @@ FOREVER_SECONDS = 1e8
 """Three years."""
 
 
-class Bounds(NamedTuple):
+class TimeBounds(NamedTuple):
     """When a call ends at the latest, in seconds of the monotonic clock, and what says whether it is still waited for."""
 
     ends: float = inf
     waited_for: Callable[[], bool] | None = None
 
 
-_NONE = Bounds()
-_bounds: ContextVar[Bounds] = ContextVar("kvdb_deadline", default=_NONE)  # a tuple never changes
+_NONE = TimeBounds()
+_bounds: ContextVar[TimeBounds] = ContextVar("kvdb_deadline", default=_NONE)  # a tuple never changes
 _UNBOUNDED = nullcontext()
 
 
@@ -32,7 +32,7 @@ class Bounded:
 
     __slots__ = ("_before", "_bounds")
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: TimeBounds) -> None:
         self._bounds = bounds
         self._before = _NONE
 
@@ -52,7 +52,7 @@ def within(seconds: float | None) -> AbstractContextManager[None]:
     if seconds is None:
         return _UNBOUNDED
     around = _bounds.get()
-    return Bounded(Bounds(min(_end(checked_timeout(seconds)), around.ends), around.waited_for))
+    return Bounded(TimeBounds(min(_end(checked_timeout(seconds)), around.ends), around.waited_for))
 
 
 def unbounded() -> Bounded:
@@ -62,7 +62,7 @@ def unbounded() -> Bounded:
 
 def answering(waited_for: Callable[[], bool], seconds: float | None = None) -> Bounded:
     """For `with`: the body answers a call of somebody who may go away. seconds: how long the caller waits, None for ever."""
-    return Bounded(Bounds(inf if seconds is None else _end(seconds), waited_for))
+    return Bounded(TimeBounds(inf if seconds is None else _end(seconds), waited_for))
 
 
 def remaining() -> float | None:

@@ -6,7 +6,7 @@ from indexes.base import BuildCost, Float32
 from indexes.blocks import Blocks
 from indexes.coarse.cost import PageCost
 from indexes.coarse.index import PagedIndex
-from indexes.coarse.layout import Layout
+from indexes.coarse.layout import PageLayout
 
 
 class Bounds(PagedIndex):
@@ -36,7 +36,7 @@ class Bounds(PagedIndex):
         segment_tokens: int = 8192,
     ) -> Self:
         """Build an index over all keys of `blocks`. Raises ValueError for sizes that do not fit."""
-        return cls._build(blocks, Layout(page_size, segment_tokens, margin=1.0, exact=True, box=True))
+        return cls._build(blocks, PageLayout(page_size, segment_tokens, margin=1.0, exact=True, box=True))
 
     @classmethod
     def build_cost(cls, tokens: int, kv_heads: int, head_dim: int) -> BuildCost:

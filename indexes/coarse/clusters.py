@@ -7,7 +7,7 @@ from indexes.base import BuildCost, Float32
 from indexes.blocks import Blocks
 from indexes.coarse.cost import PageCost
 from indexes.coarse.index import PagedIndex
-from indexes.coarse.layout import Layout
+from indexes.coarse.layout import PageLayout
 
 
 class Clusters(PagedIndex):
@@ -51,7 +51,7 @@ class Clusters(PagedIndex):
     ) -> Self:
         """Cluster all keys of `blocks`. page_size: tokens for each centroid. margin: the share of its reach that a cluster is
         given, 0 to 1. accelerator: the device that finds the clusters, None for the CPU. Raises ValueError."""
-        layout = Layout(page_size, segment_tokens, margin, clustered=True, values=True, iterations=iterations, far=far)
+        layout = PageLayout(page_size, segment_tokens, margin, clustered=True, values=True, iterations=iterations, far=far)
         return cls._build(blocks, layout, accelerator)
 
     @classmethod

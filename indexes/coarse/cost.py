@@ -12,7 +12,7 @@ from math import ceil, sqrt
 import indexes._native as _native
 from indexes.base import Cost
 from indexes.blocks import Blocks
-from indexes.coarse.layout import Layout
+from indexes.coarse.layout import PageLayout
 from indexes.retrieval import Exact, Retrieval, TopP
 from indexes.selectivity import Selectivity, rising
 
@@ -51,7 +51,7 @@ class PageCost:
     ranked_power: float = 0.67
 
     def of(
-        self, layout: Layout, blocks: Blocks, shape: tuple[int, int, int], retrieval: Retrieval, expected_tokens: float | None
+        self, layout: PageLayout, blocks: Blocks, shape: tuple[int, int, int], retrieval: Retrieval, expected_tokens: float | None
     ) -> Cost:
         """The cost of one search. shape: visible tokens, rows of each KV head, KV heads. expected_tokens: as `Index.cost` takes
         it."""
@@ -88,7 +88,7 @@ class PageCost:
             heads,
         )
 
-    def _scan_operations(self, layout: Layout, d: int) -> float:
+    def _scan_operations(self, layout: PageLayout, d: int) -> float:
         return d * self.scan * (2 if layout.box or layout.farthest else 1)
 
     def _read(self, selectivity: Selectivity, rows: int) -> float:

@@ -11,26 +11,26 @@ from indexes.accelerate import Accelerator
 from indexes.base import Ask, Cost, IndexCorrupt, Queries, SearchResult, unlimited
 from indexes.blocks import Blocks
 from indexes.coarse.cost import PageCost
-from indexes.coarse.layout import Batch, Layout, build_batches, insert_batches, shapes
+from indexes.coarse.layout import Batch, PageLayout, build_batches, insert_batches, shapes
 from indexes.retrieval import Retrieval, kernel_parameter
 from indexes.searcher import Searcher
 
 
 class PagedIndex(ABC):
-    """Pages with representatives. A kind says what it keeps of each page (`Layout`), and what a search costs (`page_cost`)."""
+    """Pages with representatives. A kind says what it keeps of each (`PageLayout`), and what a search costs (`page_cost`)."""
 
     kind: ClassVar[str]
     walks: ClassVar[bool] = False
     estimates_tail: ClassVar[bool] = False
     page_cost: ClassVar[PageCost]
 
-    def __init__(self, blocks: Blocks, layout: Layout, batches: list[Batch]) -> None:
+    def __init__(self, blocks: Blocks, layout: PageLayout, batches: list[Batch]) -> None:
         self.blocks = blocks
         self.layout = layout
         self._batches = batches
 
     @classmethod
-    def _build(cls, blocks: Blocks, layout: Layout, accelerator: Accelerator | None = None) -> Self:
+    def _build(cls, blocks: Blocks, layout: PageLayout, accelerator: Accelerator | None = None) -> Self:
         return cls(blocks, layout, build_batches(layout, blocks, 0, accelerator))
 
     @property
@@ -110,7 +110,7 @@ class PagedIndex(ABC):
         header, arrays = file.read(path, cls.kind)
         file.check_blocks(path, header, blocks)
         try:
-            layout = Layout(**{item.name: header["layout"][item.name] for item in fields(Layout)})
+            layout = PageLayout(**{item.name: header["layout"][item.name] for item in fields(PageLayout)})
             batches = []
             for i, (begin, segments, tokens) in enumerate(header["batches"]):
                 expected = shapes(layout, blocks, segments, tokens)

@@ -23,7 +23,7 @@ SEGMENT_TOKENS_MAX = 65536
 
 
 @dataclass(frozen=True)
-class Layout:
+class PageLayout:
     """What an index keeps of each page, and how it searches.
 
     page_size: tokens of a page, or of a cluster on average. segment_tokens: the number of tokens that are cut into pages, or
@@ -64,7 +64,9 @@ class Layout:
 class Batch:
     """Adjacent segments of equal length: tokens [begin, begin + segments * tokens)."""
 
-    def __init__(self, layout: Layout, blocks: Blocks, begin: int, segments: int, tokens: int, arrays: dict[str, Array]) -> None:
+    def __init__(
+        self, layout: PageLayout, blocks: Blocks, begin: int, segments: int, tokens: int, arrays: dict[str, Array]
+    ) -> None:
         """Raises ValueError for arrays that do not fit."""
         self.begin, self.segments, self.tokens, self.arrays = begin, segments, tokens, arrays
         fields = {
@@ -81,7 +83,7 @@ class Batch:
 
     @classmethod
     def build(
-        cls, layout: Layout, blocks: Blocks, begin: int, segments: int, tokens: int, accelerator: Accelerator | None = None
+        cls, layout: PageLayout, blocks: Blocks, begin: int, segments: int, tokens: int, accelerator: Accelerator | None = None
     ) -> "Batch":
         """Compute the arrays from the keys and values of tokens [begin, begin + segments * tokens)."""
         expected = shapes(layout, blocks, segments, tokens)
@@ -104,7 +106,7 @@ class Batch:
         return sum(array.nbytes for array in self.arrays.values())
 
 
-def shapes(layout: Layout, blocks: Blocks, segments: int, tokens: int) -> Shapes:
+def shapes(layout: PageLayout, blocks: Blocks, segments: int, tokens: int) -> Shapes:
     """The shape, `[segments, kv_heads, ...]`, and dtype of every array of a batch, by name."""
     pages, d = _padded(-(-tokens // layout.page_size)), blocks.head_dim
     each: dict[str, tuple[int, type[np.generic]]] = {
@@ -128,7 +130,7 @@ def shapes(layout: Layout, blocks: Blocks, segments: int, tokens: int) -> Shapes
     return {name: ((segments, blocks.kv_heads, count), dtype) for name, (count, dtype) in each.items()}
 
 
-def build_batches(layout: Layout, blocks: Blocks, begin: int, accelerator: Accelerator | None = None) -> list[Batch]:
+def build_batches(layout: PageLayout, blocks: Blocks, begin: int, accelerator: Accelerator | None = None) -> list[Batch]:
     """Batches over tokens [begin, blocks.tokens): whole segments, then a short one with the rest.
 
     accelerator: the device that finds clusters, None for the CPU, which goes on where the device is lost.
@@ -142,7 +144,7 @@ def build_batches(layout: Layout, blocks: Blocks, begin: int, accelerator: Accel
     return batches
 
 
-def insert_batches(layout: Layout, blocks: Blocks, batches: list[Batch]) -> list[Batch]:
+def insert_batches(layout: PageLayout, blocks: Blocks, batches: list[Batch]) -> list[Batch]:
     """The batches, extended by the tokens of `blocks` that they do not hold yet.
 
     Short segments at the end are merged with the new tokens if they are no longer than what follows them. So few short segments

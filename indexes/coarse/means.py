@@ -6,7 +6,7 @@ from indexes.base import BuildCost, Float32, Queries, SearchResult
 from indexes.blocks import Blocks
 from indexes.coarse.cost import PageCost
 from indexes.coarse.index import PagedIndex
-from indexes.coarse.layout import Layout
+from indexes.coarse.layout import PageLayout
 from indexes.retrieval import Retrieval, TopP
 from indexes.searcher import Searcher
 from indexes.top_p import top_p_by_ranges
@@ -44,7 +44,7 @@ class Means(PagedIndex):
     ) -> Self:
         """Build an index over all keys of `blocks`. margin: the share of its reach that a page is given, 0 to 1; 1 overlooks
         nothing. Raises ValueError for sizes that do not fit."""
-        return cls._build(blocks, Layout(page_size, segment_tokens, margin, farthest=True))
+        return cls._build(blocks, PageLayout(page_size, segment_tokens, margin, farthest=True))
 
     def search(
         self,

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from kvdb.catalog.chains import Chain, Twins, chains_along, twins_along
 from kvdb.catalog.chunk_texts import ChunkTexts
-from kvdb.catalog.context import Context
-from kvdb.catalog.holders import Held, Holder, JointTree
+from kvdb.catalog.context import StoredContext
+from kvdb.catalog.holders import HeldViews, Holder, JointTree
 from kvdb.catalog.life import Life
 from kvdb.catalog.partly_seen import PartlySeen, Trimmed, is_partial, partly_seen
 from kvdb.catalog.prefix_tree import Place, PrefixTree, concatenate, place_behind, places
@@ -38,15 +38,15 @@ EMPTY: Mapping[str, Any] = MappingProxyType({})
 class Watcher(Protocol):
     """Whoever is told of the contexts of a catalogue, with its lock held: it calls the catalogue only later."""
 
-    def came(self, context: Context) -> None:
+    def came(self, context: StoredContext) -> None:
         """A context is stored from now on."""
         ...
 
-    def used(self, contexts: Sequence[Context], views: Views) -> None:
+    def used(self, contexts: Sequence[StoredContext], views: Views) -> None:
         """A session or an import reuses these views, with which these contexts end."""
         ...
 
-    def went(self, context: Context) -> None:
+    def went(self, context: StoredContext) -> None:
         """A context is not stored any more."""
         ...
 
@@ -59,7 +59,7 @@ class Text(NamedTuple):
     tokens: Tokens
 
     @classmethod
-    def of(cls, context: Context) -> Self:
+    def of(cls, context: StoredContext) -> Self:
         return cls(context.spec.digest, context.salt, context.tokens)
 
 
@@ -74,21 +74,21 @@ class Catalog:
     on_disk = False
 
     def __init__(self) -> None:
-        self._contexts: dict[str, Context] = {}
+        self._contexts: dict[str, StoredContext] = {}
         self._trees: dict[tuple[str, str], PrefixTree] = {}
         self._chunks = ChunkTexts()
-        self._borrowed: list[Context] = []
+        self._borrowed: list[StoredContext] = []
         self._ending: dict[Segment, set[str]] = {}  # the names of the contexts whose last segment it is
         self._expiring: list[tuple[float, str]] = []  # a heap; some were changed or dropped meanwhile
-        self._changed: list[Context] = []
+        self._changed: list[StoredContext] = []
         self._lock = Lock()
         self.watcher: Watcher | None = None
         self.events = Events()
-        self._held: dict[Holder, Held] = {}
-        self._held_by_name: dict[str, Held] = {}
+        self._held: dict[Holder, HeldViews] = {}
+        self._held_by_name: dict[str, HeldViews] = {}
         self._held_trees: dict[tuple[str, str], PrefixTree] = {}
         self._changed_texts: list[Text] = []  # of holders
-        self._partial: dict[str, Context] = {}
+        self._partial: dict[str, StoredContext] = {}
 
     def retention(self, asked: Retention) -> Retention:
         """What the caller asks of a new context, with the durability that it will have. Raises Unsupported for more than a
@@ -98,7 +98,7 @@ class Catalog:
             raise Unsupported(f"{level} needs a store, and this database keeps nothing: kvdb.connect(FOLDER)")
         return replace(asked, durability="memory")
 
-    def publish(self, context: Context) -> Context:
+    def publish(self, context: StoredContext) -> StoredContext:
         """Make a context visible; it takes over the caller's references to its segments. Returns it as it is stored. Raises
         AlreadyExists."""
         with self._lock:
@@ -112,7 +112,7 @@ class Catalog:
         with self._lock:
             self._check_free(name)
 
-    def peek(self, name: str) -> Context | None:
+    def peek(self, name: str) -> StoredContext | None:
         """The context of that name, if there is one."""
         with self._lock:
             return self._contexts.get(name)
@@ -127,7 +127,7 @@ class Catalog:
                 view.segment.retain()
             return views
 
-    def use(self, views: Views) -> list[Context]:
+    def use(self, views: Views) -> list[StoredContext]:
         """Count a use of the contexts that end with one of these views. Returns them."""
         with self._lock:
             names = {name for view in views for name in self._ending.get(view.segment, ())}
@@ -138,7 +138,7 @@ class Catalog:
                 self.watcher.used(contexts, views)
         return contexts
 
-    def update(self, name: str, change: ContextUpdate) -> Context:
+    def update(self, name: str, change: ContextUpdate) -> StoredContext:
         """Change how long a context is kept, what is noted of it, or its name. Returns it as it is then. Raises NotFound, and
         AlreadyExists for a name that is taken."""
         with self._lock:
@@ -175,14 +175,14 @@ class Catalog:
                 view.segment.retain()
             return views
 
-    def get(self, name: str) -> Context:
+    def get(self, name: str) -> StoredContext:
         """Raises NotFound."""
         with self._lock:
             return self._find(name)
 
-    def acquire(self, name: str) -> Context:
+    def acquire(self, name: str) -> StoredContext:
         """A context for the caller, who owns a reference to each view's segment, and a share of the overlay, until
-        `Context.release`. Raises NotFound."""
+        `StoredContext.release`. Raises NotFound."""
         with self._lock:
             context = self._find(name)
             overlay = None if context.overlay is None else context.overlay.share()
@@ -191,7 +191,7 @@ class Catalog:
             return replace(context, overlay=overlay, beside=None)
 
     @contextmanager
-    def borrow(self, name: str) -> Iterator[Context]:
+    def borrow(self, name: str) -> Iterator[StoredContext]:
         """A context that is kept while the body runs, even if it is dropped meanwhile; see `alive`. Raises NotFound."""
         context = self.acquire(name)
         with self._lock:
@@ -217,7 +217,7 @@ class Catalog:
         """The files of a store that its catalogue does not know."""
         return []
 
-    def alive(self) -> list[Context]:
+    def alive(self) -> list[StoredContext]:
         """Every context that holds segments: those that are stored, and those that are borrowed or being dropped."""
         with self._lock:
             return [*self._contexts.values(), *self._borrowed]
@@ -229,7 +229,7 @@ class Catalog:
 
     def contexts(
         self, prefix: str = "", limit: int | None = None, after: str = "", metadata: Mapping[str, Any] = EMPTY
-    ) -> list[Context]:
+    ) -> list[StoredContext]:
         """The contexts in the order of their names: those that begin with `prefix` and come behind `after`, at most `limit`.
         metadata: only those of which all of it is noted."""
         with self._lock:
@@ -255,7 +255,7 @@ class Catalog:
         last as long. Returns whether contexts do not need everything of either, so that there may be something to give back."""
         with self._lock:
             changed = self._let_go(holder)
-            held = Held(next(_holder_names), holder, holder.views)
+            held = HeldViews(next(_holder_names), holder, holder.views)
             self._held[holder] = self._held_by_name[held.name] = held
             self._held_trees.setdefault(_key(holder), PrefixTree()).add(held.name, held.views)
             return self._note_held(held) or changed
@@ -364,20 +364,20 @@ class Catalog:
                     due.append((expires, name))
             return due
 
-    def _release(self, context: Context) -> None:
+    def _release(self, context: StoredContext) -> None:
         """Release a context that is borrowed, which counts as alive until then."""
         context.release()
         with self._lock:
             self._borrowed = [other for other in self._borrowed if other is not context]
 
-    def _set(self, context: Context, name: str, life: Life) -> Context:
+    def _set(self, context: StoredContext, name: str, life: Life) -> StoredContext:
         """Give a context another name and life; called with the lock held."""
         self._remove(context)
         changed = replace(context, name=name, life=life)
         self._add(changed)
         return changed
 
-    def _note(self, context: Context) -> None:
+    def _note(self, context: StoredContext) -> None:
         """Note what a context ends with and when it is to be dropped, and tell the watcher; called with the lock held."""
         if context.views:
             self._ending.setdefault(context.views[-1].segment, set()).add(context.name)
@@ -386,7 +386,7 @@ class Catalog:
         if self.watcher is not None:
             self.watcher.came(context)
 
-    def _unnote(self, context: Context) -> None:
+    def _unnote(self, context: StoredContext) -> None:
         """Undo `_note`; called with the lock held."""
         if context.views:
             last = context.views[-1].segment
@@ -396,7 +396,7 @@ class Catalog:
         if self.watcher is not None:
             self.watcher.went(context)
 
-    def _add(self, context: Context) -> None:
+    def _add(self, context: StoredContext) -> None:
         """Make a context visible; called with the lock held."""
         self._contexts[context.name] = context
         self._note(context)
@@ -407,7 +407,7 @@ class Catalog:
         if is_partial(context):
             self._partial[context.name] = context
 
-    def _remove(self, context: Context) -> None:
+    def _remove(self, context: StoredContext) -> None:
         """Forget a context; called with the lock held."""
         del self._contexts[context.name]
         self._unnote(context)
@@ -417,12 +417,12 @@ class Catalog:
             self._chunks.remove(context.spec.digest, context.salt, views)
         self._partial.pop(context.name, None)
 
-    def _note_change(self, context: Context) -> None:
+    def _note_change(self, context: StoredContext) -> None:
         """Note that a context came or went; called with the lock held."""
         if context.plain:
             self._changed.append(context)
 
-    def _find(self, name: str) -> Context:
+    def _find(self, name: str) -> StoredContext:
         if name not in self._contexts:
             folder, slash, _ = name.partition("/")  # of a server's tenant, who is told of none but its own
             near = sorted(other for other in self._contexts if other.startswith(folder + slash) or not slash)
@@ -444,7 +444,7 @@ class Catalog:
         """`replace` for these contexts, as far as they are there."""
         self._swap(self._rewritten(names, relayout))
 
-    def _rewritten(self, names: Sequence[str], relayout: Relayout | Trimmed) -> list[tuple[Context, Context]]:
+    def _rewritten(self, names: Sequence[str], relayout: Relayout | Trimmed) -> list[tuple[StoredContext, StoredContext]]:
         """Contexts as they are and as they are to be, with a reference to each segment that the latter see."""
         pairs = []
         with self._lock:
@@ -457,14 +457,14 @@ class Catalog:
                     pairs.append((context, replace(context, layout=replace(context.layout, views=views))))
         return pairs
 
-    def _swap(self, pairs: Sequence[tuple[Context, Context]]) -> None:
+    def _swap(self, pairs: Sequence[tuple[StoredContext, StoredContext]]) -> None:
         """Put the second of each pair in the place of the first, if that is there still."""
         with self._lock:
             gone = [self._put_in_place(old, new) for old, new in pairs]
         for context in gone:
             release_views(context.views)
 
-    def _put_in_place(self, old: Context, new: Context) -> Context:
+    def _put_in_place(self, old: StoredContext, new: StoredContext) -> StoredContext:
         """`_swap` one, with the lock held. Returns the one whose references are to be released."""
         if self._contexts.get(old.name) is not old:
             return new
@@ -489,14 +489,14 @@ class Catalog:
         self._held_trees[_key(holder)].remove(held.name, held.views)
         return self._note_held(held)
 
-    def _note_held(self, held: Held) -> bool:
+    def _note_held(self, held: HeldViews) -> bool:
         """Note that a holder comes or goes, if contexts do not need all of what it stands on. Returns whether they do not."""
         only = self._is_held_only(held)
         if only:
             self._changed_texts.append(_text_of(held))
         return only
 
-    def _is_held_only(self, held: Held) -> bool:
+    def _is_held_only(self, held: HeldViews) -> bool:
         return not self._tree(*_key(held.holder)).shows(held.views)
 
 
@@ -504,7 +504,7 @@ def _key(holder: Holder) -> tuple[str, str]:
     return holder.spec.digest, holder.salt
 
 
-def _text_of(held: Held) -> Text:
+def _text_of(held: HeldViews) -> Text:
     return Text(*_key(held.holder), concatenate(held.views))
 
 

@@ -6,7 +6,7 @@ import indexes.file as index_file
 import kvdb.catalog.evidence_file as evidence_file
 import kvdb.catalog.statistics_file as statistics_file
 from indexes.base import IndexCorrupt
-from kvdb.catalog.context import Context, files_of
+from kvdb.catalog.context import StoredContext, files_of
 from kvdb.errors import IntegrityError, Unavailable
 from kvdb.storage.beside import INDEX, beside
 from kvdb.storage.disk import SegmentFolder
@@ -14,7 +14,7 @@ from kvdb.storage.segment_file import SegmentFile
 from kvdb.types import Checked
 
 
-def check(context: Context, disk: SegmentFolder) -> Checked:
+def check(context: StoredContext, disk: SegmentFolder) -> Checked:
     """Read every file of a context, which the caller holds. Raises IntegrityError for one that is not as it was written, and
     Unavailable for one that cannot be read."""
     blocks = nbytes = indexes = 0

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from kvdb.catalog.layout import Layout
+from kvdb.catalog.layout import ContextLayout
 from kvdb.catalog.life import Life
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.packed_ids import PackedIds
@@ -17,14 +17,14 @@ from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens, ViewIn
 
 
 @dataclass(frozen=True)
-class Context:
+class StoredContext:
     """A named layout of segment views, with an overlay of recomputed tokens. ids: those of all its positions, None where its
     views show them. beside: the bytes of the budget that it takes beside its blocks. life: how long it is kept, and how it was
     used. durability: what it is to outlive; see `kvdb.types.DURABILITIES`. salt: what a lookup has to say beside the tokens."""
 
     name: str
     spec: ModelSpec
-    layout: Layout
+    layout: ContextLayout
     ids: PackedIds | None = None
     overlay: Overlay | None = None
     beside: Reservation | None = None
@@ -122,7 +122,7 @@ class Context:
         return ContextStatistics(self.name, tuple(known))
 
 
-def files_of(contexts: Collection[Context]) -> set[SegmentFile]:
+def files_of(contexts: Collection[StoredContext]) -> set[SegmentFile]:
     """The files of contexts: of their segments and of recomputed tokens."""
     files = {view.segment.file for context in contexts for view in context.views}
     files.update(context.overlay.file for context in contexts if context.overlay is not None)

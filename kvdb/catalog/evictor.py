@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Any
 
 from kvdb.catalog.catalog import Catalog
-from kvdb.catalog.context import Context
+from kvdb.catalog.context import StoredContext
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views
 from kvdb.errors import CapacityError, NotFound, Unavailable
@@ -61,7 +61,7 @@ class Evictor:
             blocks.budget.offload = blocks.budget.evict
             blocks.disk.evict = InTurn(self.make_disk_room)
 
-    def came(self, context: Context) -> None:
+    def came(self, context: StoredContext) -> None:
         """See `Watcher`."""
         with self._lock:
             for view in context.views:
@@ -69,7 +69,7 @@ class Evictor:
                 self._digests[view.segment] = context.spec.digest
         self.used([context], context.views)
 
-    def used(self, contexts: Sequence[Context], views: Views) -> None:
+    def used(self, contexts: Sequence[StoredContext], views: Views) -> None:
         """See `Watcher`."""
         with self._lock:
             for view in reversed(views):  # what lies deepest goes first
@@ -79,7 +79,7 @@ class Evictor:
             for context in sorted(contexts, key=lambda one: one.layout.length, reverse=True):
                 self._contexts.touch(context.name, _last_nbytes(context))
 
-    def went(self, context: Context) -> None:
+    def went(self, context: StoredContext) -> None:
         """See `Watcher`."""
         with self._lock:
             self._contexts.forget(context.name)
@@ -198,12 +198,12 @@ def _chosen(entries: EvictionPolicy[K], kept: Collection[K], nbytes: int) -> lis
     return chosen
 
 
-def _last_nbytes(context: Context) -> int:
+def _last_nbytes(context: StoredContext) -> int:
     """What a context takes by itself, about, as others share what stands before."""
     return context.views[-1].segment.nbytes if context.views else 1
 
 
-def _own_nbytes(context: Context, size: Callable[[Segment], int]) -> int:
+def _own_nbytes(context: StoredContext, size: Callable[[Segment], int]) -> int:
     """What would be free if a context were dropped: its segments that nobody else holds, and its recomputed tokens."""
     overlaid = 0 if context.overlay is None else context.overlay.nbytes
     views = Counter(view.segment for view in context.views)

@@ -15,7 +15,7 @@ from query_optimizer.ways import Way
 
 
 @dataclass(frozen=True, eq=False)
-class Records:
+class EvidenceRecords:
     """Everything that an `Evidence` knows. queries: the number of queries of each layer. ways: the records of each layer, by
     way."""
 
@@ -99,15 +99,15 @@ class Evidence:
         with self._lock:
             return sorted(self._records)
 
-    def take(self) -> Records:
+    def take(self) -> EvidenceRecords:
         """Return all records, and forget them."""
         with self._lock:
-            taken = Records(self._queries, self._records)
+            taken = EvidenceRecords(self._queries, self._records)
             self._queries, self._records = {}, {}
             self.changes.advance()
             return taken
 
-    def restore(self, records: Records) -> None:
+    def restore(self, records: EvidenceRecords) -> None:
         """Replace everything by what `take` returned, which belongs to this evidence from now on."""
         with self._lock:
             self._queries = dict(records.queries)

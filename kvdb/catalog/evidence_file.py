@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 import kvdb._native as _native
 from kvdb.attention.signs import SIGNS
-from kvdb.catalog.evidence import Evidence, Records
+from kvdb.catalog.evidence import Evidence, EvidenceRecords
 from kvdb.catalog.way_record import RECENT_AUDITS, SAMPLES_MAX, SAMPLES_MIN, TIMES_MAX, WayRecord
 from kvdb.errors import IntegrityError, KvdbError, SpecMismatch, Unsupported
 from kvdb.storage.disk import SegmentFolder
@@ -107,7 +107,7 @@ def look(disk: SegmentFolder, file: SegmentFile) -> Evidence | None:
     return evidence
 
 
-def pack(owner: Owner, records: Records) -> bytes:
+def pack(owner: Owner, records: EvidenceRecords) -> bytes:
     """The bytes of a file of these records."""
     listed, arrays = [], []
     for layer, ways in records.ways.items():
@@ -123,7 +123,7 @@ def pack(owner: Owner, records: Records) -> bytes:
     return content + SUM.pack(_checksum(content))
 
 
-def unpack(owner: Owner, content: bytes) -> Records:
+def unpack(owner: Owner, content: bytes) -> EvidenceRecords:
     """The records that were packed for this owner.
 
     Raises IntegrityError for a file that was cut short or changed and for one of another segment, Unsupported for another
@@ -137,12 +137,12 @@ def unpack(owner: Owner, content: bytes) -> Records:
             raise Unsupported(f"{told}: what it proves is proven anew")
         _check_owner(Owner(**fields["owner"]), owner)
         queries = {_layer(layer, owner): _count(count) for layer, count in fields["queries"]}
-        return Records(queries, _records(content[START.size + len(text) : -SUM.size], fields["records"], owner))
+        return EvidenceRecords(queries, _records(content[START.size + len(text) : -SUM.size], fields["records"], owner))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _corrupt(owner, f"its text cannot be read ({error!r})") from None
 
 
-def _read(disk: SegmentFolder, file: SegmentFile) -> Records | None:
+def _read(disk: SegmentFolder, file: SegmentFile) -> EvidenceRecords | None:
     try:
         content = disk.read_beside(file, SUFFIX)
         return None if content is None else unpack(Owner.of(file), content)

@@ -34,7 +34,7 @@ class Holder(Protocol):
         ...
 
 
-class Held(NamedTuple):
+class HeldViews(NamedTuple):
     """What a holder stands on, and its name in the tree of holders."""
 
     name: str

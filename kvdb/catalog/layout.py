@@ -11,7 +11,7 @@ from kvdb.types import Placed
 
 
 @dataclass(frozen=True)
-class Layout:
+class ContextLayout:
     """Views in the order of their positions, within [0, length). Positions without a view are gaps: only an overlay holds them.
 
     prefix_end: the positions [0, prefix_end) were blended earlier and are reused as a prefix.
@@ -22,14 +22,14 @@ class Layout:
     prefix_end: int = 0
 
     @classmethod
-    def contiguous(cls, views: Views) -> "Layout":
+    def contiguous(cls, views: Views) -> "ContextLayout":
         """Views without gaps, such as those of a prefix."""
         return cls(views, visible_tokens(views))
 
-    def cut(self, tokens: int) -> "Layout":
+    def cut(self, tokens: int) -> "ContextLayout":
         """The layout of its first `tokens` positions; a view that reaches further shows less of its segment."""
         views = tuple(replace(view, visible=min(view.visible, tokens - view.begin)) for view in self.views if view.begin < tokens)
-        return Layout(views, tokens, min(self.prefix_end, tokens))
+        return ContextLayout(views, tokens, min(self.prefix_end, tokens))
 
     def __post_init__(self) -> None:
         end = 0

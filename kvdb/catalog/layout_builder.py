@@ -8,8 +8,8 @@ import numpy as np
 
 import kvdb.validate as validate
 from kvdb.catalog.catalog import Catalog
-from kvdb.catalog.context import Context
-from kvdb.catalog.layout import Layout
+from kvdb.catalog.context import StoredContext
+from kvdb.catalog.layout import ContextLayout
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.errors import InvalidArgument, PositionError, SpecMismatch
@@ -23,7 +23,7 @@ class PromptLayout(NamedTuple):
     overlay: the recomputed tokens of a blended context at the beginning, None without one.
     """
 
-    layout: Layout
+    layout: ContextLayout
     tokens: Tokens
     overlay: Overlay | None
 
@@ -75,7 +75,7 @@ class _LayoutBuilder:
             undo.pop_all()
         self._add_context(context, _visible(number, part, context.layout.length))
 
-    def _check(self, number: int, part: PromptPart, context: Context) -> None:
+    def _check(self, number: int, part: PromptPart, context: StoredContext) -> None:
         """Raises SpecMismatch or InvalidArgument for a context that cannot stand here."""
         if context.spec != self._spec:
             raise SpecMismatch(
@@ -104,7 +104,7 @@ class _LayoutBuilder:
         self._tokens.append(ids)
         self._end += len(ids)
 
-    def _add_context(self, context: Context, visible: int) -> None:
+    def _add_context(self, context: StoredContext, visible: int) -> None:
         """Takes over the caller's references to the context."""
         if context.chunk:
             self._views = (*self._views, *_laid(context.chunk, visible, self._end))
@@ -116,7 +116,7 @@ class _LayoutBuilder:
 
     def build(self) -> PromptLayout:
         tokens = np.concatenate([np.zeros(0, np.int32), *self._tokens])
-        return PromptLayout(Layout(self._views, self._stored_end, self._prefix_end), tokens, self._overlay)
+        return PromptLayout(ContextLayout(self._views, self._stored_end, self._prefix_end), tokens, self._overlay)
 
     def release(self) -> None:
         release_views(self._views)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvdb.catalog.chains import WASTE_MAX
-from kvdb.catalog.context import Context
+from kvdb.catalog.context import StoredContext
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import SegmentView, Views
 
@@ -32,12 +32,12 @@ class Trimmed(NamedTuple):
         return tuple(SegmentView(self.new, view.visible, view.shift) if view.segment is self.old else view for view in views)
 
 
-def is_partial(context: Context) -> bool:
+def is_partial(context: StoredContext) -> bool:
     """Whether a context is blended and sees less of a segment than there is."""
     return not context.plain and any(view.visible < len(view.segment) for view in context.views)
 
 
-def partly_seen(contexts: Iterable[Context]) -> list[PartlySeen]:
+def partly_seen(contexts: Iterable[StoredContext]) -> list[PartlySeen]:
     """What these contexts alone hold, and do not need all blocks of. contexts: the partial ones."""
     found: dict[Segment, PartlySeen] = {}
     views: dict[Segment, int] = {}

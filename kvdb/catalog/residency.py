@@ -4,7 +4,7 @@ pins."""
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from kvdb.catalog.context import Context
+from kvdb.catalog.context import StoredContext
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views
 from kvdb.catalog.snapshot import Snapshot
@@ -58,7 +58,7 @@ def pinned(views: Views, loader: Loader) -> Iterator[None]:
         unpin(views)
 
 
-def offload(context: Context, blocks: BlockStore) -> int:
+def offload(context: StoredContext, blocks: BlockStore) -> int:
     """Write a context's segments to disk, if they are not there yet, and free their blocks: at once if nobody pins them,
     otherwise with the last pin. Returns the bytes of main memory that were freed at once. The caller holds the context.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvdb.attention.block_run import BlendedViews, BlockRun
 from kvdb.blend.rope_shift import RopeShifts
-from kvdb.catalog.layout import Layout
+from kvdb.catalog.layout import ContextLayout
 from kvdb.catalog.overlay import Overlay
 from kvdb.catalog.segment_view import Views, release_views
 from kvdb.storage.block_table import BlockTable
@@ -24,17 +24,17 @@ class Snapshot:
     stand.
     """
 
-    layout: Layout
+    layout: ContextLayout
     moves: RopeShifts | None = None
     overlay: Overlay | None = None
 
     @classmethod
     def prefix(cls, views: Views) -> "Snapshot":
         """Views that stand where they were computed, without gaps."""
-        return cls(Layout.contiguous(views))
+        return cls(ContextLayout.contiguous(views))
 
     @classmethod
-    def blended(cls, spec: ModelSpec, layout: Layout, overlay: Overlay) -> "Snapshot":
+    def blended(cls, spec: ModelSpec, layout: ContextLayout, overlay: Overlay) -> "Snapshot":
         """Views that stand anywhere, with gaps. Takes over the references to the views and the overlay, which is loaded where it
         lies in a file, also when it raises Unsupported, for a spec whose keys cannot be moved, or what `Overlay.loaded` does."""
         with ExitStack() as undo:

@@ -3,14 +3,14 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from kvdb.catalog.context import Context
+from kvdb.catalog.context import StoredContext
 from kvdb.catalog.reachable import reachable_blocks
 from kvdb.catalog.segment import Segment
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.types import Space, Tokens
 
 
-def space_of(contexts: Sequence[Context]) -> Space:
+def space_of(contexts: Sequence[StoredContext]) -> Space:
     """The space of these contexts, which the caller holds. Their texts are compared, which takes time with their number."""
     texts: defaultdict[tuple[str, str, int, BlockLayout], list[Tokens]] = defaultdict(list)
     segments: set[Segment] = set()

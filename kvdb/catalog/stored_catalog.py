@@ -12,7 +12,7 @@ import kvdb.catalog.check as context_check
 from kvdb.catalog.catalog import Catalog, Text
 from kvdb.catalog.catalog_file import CatalogFile, is_gone
 from kvdb.catalog.catalog_records import LifeRecord, SegmentRecord, SpecRecord, ViewRecord
-from kvdb.catalog.context import Context, files_of
+from kvdb.catalog.context import StoredContext, files_of
 from kvdb.catalog.partly_seen import PartlySeen, Trimmed
 from kvdb.catalog.relayout import Relayout
 from kvdb.catalog.segment import Segment
@@ -83,7 +83,7 @@ class StoredCatalog(Catalog):
         """What the caller asks of a new context, with the configuration's durability where that is left open."""
         return replace(asked, durability=asked.durability or self._durability)
 
-    def publish(self, context: Context) -> Context:
+    def publish(self, context: StoredContext) -> StoredContext:
         """Write a context to the disk as its durability asks, and make it visible. Raises AlreadyExists, CapacityError and
         Unavailable."""
         self.check_free(context.name)
@@ -174,7 +174,7 @@ class StoredCatalog(Catalog):
             self._damaged.difference_update(once)
             self._unwritten.difference_update(once)
 
-    def use(self, views: Views) -> list[Context]:
+    def use(self, views: Views) -> list[StoredContext]:
         """Count a use, which is written with others later, or when the store is closed."""
         contexts = super().use(views)
         self._uses.note(context.name for context in contexts)
@@ -185,7 +185,7 @@ class StoredCatalog(Catalog):
                 self._commit_lock.release()
         return contexts
 
-    def update(self, name: str, change: ContextUpdate) -> Context:
+    def update(self, name: str, change: ContextUpdate) -> StoredContext:
         """Change a context on the disk, and then for everybody. Raises what `Catalog.update` does, and CapacityError or
         Unavailable."""
         with self._commit_lock:
@@ -258,7 +258,7 @@ class StoredCatalog(Catalog):
             except Unavailable as error:
                 log.error("what was to outlive the process alone may be lost: %s", error)
 
-    def _write_last(self, context: Context) -> None:
+    def _write_last(self, context: StoredContext) -> None:
         """Write a context that was in memory only, as the database ends."""
         try:
             with ExitStack() as undo:
@@ -269,7 +269,7 @@ class StoredCatalog(Catalog):
         except (CapacityError, IntegrityError, Unavailable) as error:
             log.error("context %r is lost, as it cannot be written: %s", context.name, error)
 
-    def _find(self, name: str) -> Context:
+    def _find(self, name: str) -> StoredContext:
         if name in self._damaged:
             raise IntegrityError(f"context {name!r} was damaged on the disk; drop it, import it anew, and check the disk")
         return super()._find(name)
@@ -301,7 +301,7 @@ class StoredCatalog(Catalog):
         return damaged
 
 
-def copy_files(contexts: Sequence[Context], disk: SegmentFolder, target: BackupFolder) -> None:
+def copy_files(contexts: Sequence[StoredContext], disk: SegmentFolder, target: BackupFolder) -> None:
     """Copy the files of contexts, which the caller holds, and read the copies. Raises IntegrityError, also where what was stored
     is damaged, CapacityError or Unavailable."""
     copies = []

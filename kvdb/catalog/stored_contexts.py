@@ -4,9 +4,9 @@ import logging
 
 import kvdb.catalog.stored_overlay as stored_overlay
 from kvdb.catalog.catalog_records import ContextRecord, Records
-from kvdb.catalog.context import Context
+from kvdb.catalog.context import StoredContext
 from kvdb.catalog.index_set import IndexSet
-from kvdb.catalog.layout import Layout
+from kvdb.catalog.layout import ContextLayout
 from kvdb.catalog.life import Life
 from kvdb.catalog.overhead import context_nbytes, segment_nbytes
 from kvdb.catalog.overlay import Overlay
@@ -32,7 +32,7 @@ class StoredContexts:
         self._blocks = blocks
         self._segments: dict[str, Segment] = {}
 
-    def context(self, record: ContextRecord) -> Context | None:
+    def context(self, record: ContextRecord) -> StoredContext | None:
         """The context, None for one that is damaged. Raises CapacityError, and ConfigError for blocks of another size."""
         spec = self._records.specs.get(record.spec)
         try:
@@ -52,8 +52,8 @@ class StoredContexts:
         beside = Reservation(self._blocks.budget, context_nbytes(0 if ids is None else len(ids)))
         for segment in segments:
             segment.retain()
-        layout = Layout(views, record.length, record.prefix_end)
-        return Context(record.name, spec, layout, ids, overlay, beside, self._life(record.name), salt=record.salt)
+        layout = ContextLayout(views, record.length, record.prefix_end)
+        return StoredContext(record.name, spec, layout, ids, overlay, beside, self._life(record.name), salt=record.salt)
 
     def release(self) -> None:
         """Release the segments; the contexts hold theirs."""

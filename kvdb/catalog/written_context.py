@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import kvdb.catalog.stored_overlay as stored_overlay
 from kvdb.catalog.catalog_records import ContextRecord, SegmentRecord
-from kvdb.catalog.context import Context
+from kvdb.catalog.context import StoredContext
 from kvdb.catalog.segment_records import records_of
 from kvdb.storage.disk import SegmentFolder
 
@@ -14,12 +14,12 @@ from kvdb.storage.disk import SegmentFolder
 class WrittenContext:
     """A context as it stands on its files, and what the catalogue's file is to say of it and of its segments."""
 
-    context: Context
+    context: StoredContext
     segments: list[SegmentRecord]
     record: ContextRecord
 
 
-def write_context(context: Context, disk: SegmentFolder, undo: ExitStack) -> WrittenContext:
+def write_context(context: StoredContext, disk: SegmentFolder, undo: ExitStack) -> WrittenContext:
     """Write the files of a context that are not there, as its durability asks. undo: removes what nothing will name. Raises
     CapacityError or Unavailable."""
     synced = context.durability != "os"

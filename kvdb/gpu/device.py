@@ -15,7 +15,7 @@ import kvdb.gpu.probe as probe
 from kvdb.config import GPU_DEVICE
 from kvdb.errors import CapacityError, ConfigError, GpuLost, Unsupported
 from kvdb.gpu.staging import Staging
-from kvdb.gpu.streams import ImmediateStopwatch, ImmediateStream, Stopwatch, Stream
+from kvdb.gpu.streams import DeviceStream, ImmediateStopwatch, ImmediateStream, Stopwatch
 from kvdb.storage.tier import Blocks
 
 INTERPRETER = "interpreter"
@@ -64,21 +64,21 @@ class Device:
         """Bytes of main memory that are pinned for copies."""
         return self.staging.nbytes + self.query_staging.nbytes
 
-    def watch(self) -> "Watch":
+    def watch(self) -> "DeviceWatch":
         """Translate errors of everything inside, which allocates, launches or waits on the device.
 
         Raises CapacityError where its memory is used up, after which the device goes on. Raises GpuLost where it fails, or failed
         before: a failed kernel makes a process's CUDA context useless. Other errors are bugs and are raised as they are.
         """
-        return Watch(self)
+        return DeviceWatch(self)
 
-    def on(self, stream: Stream) -> AbstractContextManager[object]:
+    def on(self, stream: DeviceStream) -> AbstractContextManager[object]:
         """Make this stream the current one: tensors allocated and kernels launched inside belong to it."""
         if self.interpreted:
             return nullcontext()
         return torch.cuda.stream(cast("torch.cuda.Stream", stream))
 
-    def launch_lock(self, stream: Stream) -> "RLock":
+    def launch_lock(self, stream: DeviceStream) -> "RLock":
         """The lock of one of its two streams."""
         copying, querying = self._launch_locks
         return copying if stream is self.copy_stream else querying
@@ -126,18 +126,18 @@ class Device:
             if not self.interpreted:
                 torch.cuda.empty_cache()
 
-    def callers_stream(self) -> Stream:
+    def callers_stream(self) -> DeviceStream:
         """The stream on which the calling thread launches."""
-        return self.query_stream if self.interpreted else cast("Stream", torch.cuda.current_stream(self.torch))
+        return self.query_stream if self.interpreted else cast("DeviceStream", torch.cuda.current_stream(self.torch))
 
     def stopwatch(self) -> Stopwatch:
         return ImmediateStopwatch() if self.interpreted else CardStopwatch()
 
-    def _stream(self, priority: int = 0) -> Stream:
-        return ImmediateStream() if self.interpreted else cast("Stream", torch.cuda.Stream(self.torch, priority=priority))
+    def _stream(self, priority: int = 0) -> DeviceStream:
+        return ImmediateStream() if self.interpreted else cast("DeviceStream", torch.cuda.Stream(self.torch, priority=priority))
 
 
-class Watch:
+class DeviceWatch:
     """What `Device.watch` returns. A class, because each step on the device enters one."""
 
     __slots__ = ("_device", "_modes")
@@ -173,10 +173,10 @@ class CardStopwatch:
         self._began, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._used = False
 
-    def start(self, stream: Stream) -> None:
+    def start(self, stream: DeviceStream) -> None:
         self._began.record(cast("torch.cuda.Stream", stream))
 
-    def stop(self, stream: Stream) -> None:
+    def stop(self, stream: DeviceStream) -> None:
         self._ended.record(cast("torch.cuda.Stream", stream))
         self._used = True
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from kvdb.gpu.device import Device
-from kvdb.gpu.streams import Stream
+from kvdb.gpu.streams import DeviceStream
 
 INTERPRETER_LOCK = RLock()
 """Triton's interpreter keeps the number of its current program in a global variable, so it takes one launch at a time."""
@@ -23,7 +23,7 @@ class HoldsTensors(Protocol):
 
 
 @contextmanager
-def launching(device: Device, stream: Stream) -> Iterator[None]:
+def launching(device: Device, stream: DeviceStream) -> Iterator[None]:
     """Tensors allocated and kernels launched inside belong to this stream. No other thread launches on it meanwhile: the launches
     of a step follow one another, in work space that the next step uses again. Raises CapacityError or GpuLost, as
     `Device.watch`."""
@@ -31,7 +31,7 @@ def launching(device: Device, stream: Stream) -> Iterator[None]:
         yield
 
 
-def lock_of(device: Device, stream: Stream) -> "RLock":
+def lock_of(device: Device, stream: DeviceStream) -> "RLock":
     """The lock that whoever launches on the stream holds."""
     return INTERPRETER_LOCK if device.interpreted else device.launch_lock(stream)
 

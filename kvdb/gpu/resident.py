@@ -24,7 +24,7 @@ from kvdb.gpu.request import AttentionRequest
 from kvdb.gpu.reread import Limits
 from kvdb.gpu.resident_launches import ResidentLaunches
 from kvdb.gpu.scratch import Scratch
-from kvdb.gpu.streams import Event
+from kvdb.gpu.streams import DeviceEvent
 from kvdb.gpu.tail import TailMirror
 from kvdb.storage.tier import Blocks
 from kvdb.types import Array, Float32, ModelSpec
@@ -168,8 +168,8 @@ class ResidentStep:
         self._shapes = [target.shape for target in self._targets]
         self._step = CapturedStep(made.launch, device.query_stream)
         self._watch = device.stopwatch()
-        self._asked: Event | None = None
-        self._answered: Event | None = None
+        self._asked: DeviceEvent | None = None
+        self._answered: DeviceEvent | None = None
         self._number = 0
         self._tokens, self._slots, self._limits = [-1] * n, [NO_SLOTS] * n, [layer.limits for layer in layers]
 

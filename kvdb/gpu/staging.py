@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvdb.gpu.streams import Event, Stream
+from kvdb.gpu.streams import DeviceEvent, DeviceStream
 
 BUFFERS = 4
 """Buffers that are kept. There are more only while more are held at once."""
@@ -29,7 +29,7 @@ class Buffer:
         self._staging = staging
         self._whole: torch.Tensor | None = whole
 
-    def sent(self, stream: Stream) -> None:
+    def sent(self, stream: DeviceStream) -> None:
         """Give it back. It is used again when everything that was launched on the stream so far is done."""
         self._give(stream.record_event())
 
@@ -44,7 +44,7 @@ class Buffer:
         if self._whole is not None:
             self.unused()
 
-    def _give(self, event: Event | None) -> None:
+    def _give(self, event: DeviceEvent | None) -> None:
         assert self._whole is not None, "a buffer was given back twice"
         whole, self._whole = self._whole, None
         self._staging.give(whole, event)
@@ -61,7 +61,7 @@ class Staging:
         """pinned: whether a card copies from the buffers, so that they must not be swapped out."""
         self._allocate: Allocate = _pinned if pinned else _plain
         self._free: list[torch.Tensor] = []
-        self._under_way: deque[tuple[torch.Tensor, Event]] = deque()
+        self._under_way: deque[tuple[torch.Tensor, DeviceEvent]] = deque()
         self._lock = Lock()
         self.nbytes = 0
 
@@ -78,7 +78,7 @@ class Staging:
                 fitting = self._wait(size)
         return Buffer(self, self._fresh(size) if fitting is None else fitting, nbytes)
 
-    def give(self, whole: torch.Tensor, event: Event | None) -> None:
+    def give(self, whole: torch.Tensor, event: DeviceEvent | None) -> None:
         """Take a buffer's memory back, to be used again after the event, or at once without one. Called by Buffer."""
         with self._lock:
             if event is None:

@@ -4,7 +4,7 @@ from time import perf_counter
 from typing import Any, Protocol, Self
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A mark in a stream, as `torch.cuda.Event` is one."""
 
     def query(self) -> bool:
@@ -16,14 +16,14 @@ class Event(Protocol):
         ...
 
 
-class Stream(Protocol):
+class DeviceStream(Protocol):
     """A device runs what is launched on a stream in that order, as `torch.cuda.Stream` does."""
 
-    def record_event(self, event: Any = None) -> Event:
+    def record_event(self, event: Any = None) -> DeviceEvent:
         """A mark behind everything that was launched so far. event: a mark that is moved there, None for a new one."""
         ...
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: DeviceEvent) -> None:
         """Let everything that is launched from now on begin after the mark. The host does not wait."""
         ...
 
@@ -40,7 +40,7 @@ class ImmediateStream:
     def record_event(self, event: Any = None) -> Self:  # noqa: ARG002  # the protocol's
         return self
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: DeviceEvent) -> None:
         assert event.query()
 
     def query(self) -> bool:
@@ -53,9 +53,9 @@ class ImmediateStream:
 class Stopwatch(Protocol):
     """Measures what is launched between its two marks, without the host waiting."""
 
-    def start(self, stream: Stream) -> None: ...
+    def start(self, stream: DeviceStream) -> None: ...
 
-    def stop(self, stream: Stream) -> None: ...
+    def stop(self, stream: DeviceStream) -> None: ...
 
     def seconds(self) -> float:
         """What was measured last, once the device is done with it; 0 before the first time."""
@@ -68,10 +68,10 @@ class ImmediateStopwatch:
     def __init__(self) -> None:
         self._began = self._took = 0.0
 
-    def start(self, stream: Stream) -> None:  # noqa: ARG002  # the protocol's
+    def start(self, stream: DeviceStream) -> None:  # noqa: ARG002  # the protocol's
         self._began = perf_counter()
 
-    def stop(self, stream: Stream) -> None:  # noqa: ARG002  # the protocol's
+    def stop(self, stream: DeviceStream) -> None:  # noqa: ARG002  # the protocol's
         self._took = perf_counter() - self._began
 
     def seconds(self) -> float:

@@ -10,7 +10,7 @@ from kvdb.attention.triton.pages import TORCH, Pages
 from kvdb.gpu.device import Device
 from kvdb.gpu.launch import launching
 from kvdb.gpu.mirror import Mirror
-from kvdb.gpu.streams import Stream
+from kvdb.gpu.streams import DeviceStream
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.gpu import GpuTier
 
@@ -55,7 +55,7 @@ class Uploader:
 
 
 def upload_tokens(
-    device: Device, stream: Stream, pages: Pages, source: tuple[BlockTable, int, int], slots: torch.Tensor, at: int
+    device: Device, stream: DeviceStream, pages: Pages, source: tuple[BlockTable, int, int], slots: torch.Tensor, at: int
 ) -> None:
     """Launch the copy of tokens of a block table to tokens [at, at + n) of a run of slots.
 

@@ -16,7 +16,7 @@ from kvdb.catalog.segment_view import SegmentView
 from kvdb.errors import CapacityError, IntegrityError, InvalidArgument, Unavailable
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.ingest.cold import Cold
-from kvdb.ingest.rebuilt import Part, copyable, rebuilt
+from kvdb.ingest.rebuilt import RebuiltPart, copyable, rebuilt
 from kvdb.storage.store import BlockStore
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class Compactor:
             self._replace(text, Relayout(twins.place, twins.pieces, (held,)))
             return True
         last = twins.pieces[-1]
-        parts = [Part(last.segment, last.length - left, last.length)]
+        parts = [RebuiltPart(last.segment, last.length - left, last.length)]
         if not copyable(parts):
             return False
         with self._built(parts) as rest:
@@ -182,7 +182,7 @@ class Compactor:
         block_size = pieces[0].segment.tables[0].layout.block_size
         for group in reversed(groups_of(pieces, block_size)):
             place = chain.place if not group.start else (pieces[group.start - 1].segment.number, pieces[group.start - 1].length)
-            parts = [Part(piece.segment, 0, piece.length) for piece in pieces[group]]
+            parts = [RebuiltPart(piece.segment, 0, piece.length) for piece in pieces[group]]
             if copyable(parts):
                 with self._built(parts) as new:
                     self._replace(text, Relayout(place, pieces[group], (Target.whole(new),)))
@@ -192,7 +192,7 @@ class Compactor:
         for text, place, piece in self._catalog.cold(self._cold.before()) if self._cold.format else ():
             with self._holding([piece.segment]):
                 try:
-                    with self._built([Part(piece.segment, 0, piece.length)], self._cold.format) as new:
+                    with self._built([RebuiltPart(piece.segment, 0, piece.length)], self._cold.format) as new:
                         self._replace(text, Relayout(place, (piece,), (Target.whole(new),)))
                 except (CapacityError, InvalidArgument, Unavailable, IntegrityError) as error:
                     log.warning(COLD, error)
@@ -204,7 +204,7 @@ class Compactor:
             for one in found:
                 if load or one.segment.whole:
                     try:
-                        with self._built([Part(one.segment, 0, one.seen)]) as new:
+                        with self._built([RebuiltPart(one.segment, 0, one.seen)]) as new:
                             self._catalog.trim(one, new)
                     except (CapacityError, Unavailable, IntegrityError) as error:
                         log.warning(LEFT, error)
@@ -237,7 +237,7 @@ class Compactor:
             return self._late.pop(session, [])
 
     @contextmanager
-    def _built(self, parts: Sequence[Part], format: str | None = None) -> Iterator[Segment]:  # noqa: A002  # the field's name
+    def _built(self, parts: Sequence[RebuiltPart], format: str | None = None) -> Iterator[Segment]:  # noqa: A002  # the field's name
         """A new segment of these parts, which contexts may take references to while the body runs. format: as in `rebuilt`."""
         segments = [part.segment for part in parts]
         with residency.pinned(tuple(SegmentView(segment, len(segment)) for segment in segments), self._blocks.loader):

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.catalog import Catalog
-from kvdb.catalog.context import Context
-from kvdb.catalog.layout import Layout
+from kvdb.catalog.context import StoredContext
+from kvdb.catalog.layout import ContextLayout
 from kvdb.catalog.life import Life
 from kvdb.catalog.overhead import context_nbytes
 from kvdb.catalog.overlay import Overlay
@@ -38,11 +38,11 @@ class NewContext(NamedTuple):
     retention: Retention
     salt: str = ""
 
-    def of(self, layout: Layout, tokens: Tokens, overlay: Overlay | None = None) -> Context:
+    def of(self, layout: ContextLayout, tokens: Tokens, overlay: Overlay | None = None) -> StoredContext:
         """The context, which holds this."""
         ids = None if visible_tokens(layout.views) == layout.length else PackedIds(tokens)
         life, durability = Life.begun(self.retention), self.retention.durability or "memory"
-        return Context(self.name, self.spec, layout, ids, overlay, life=life, durability=durability, salt=self.salt)
+        return StoredContext(self.name, self.spec, layout, ids, overlay, life=life, durability=durability, salt=self.salt)
 
 
 class Publisher:
@@ -121,7 +121,7 @@ class Publisher:
             views = self._extended(context, views, new, standalone=not new.base)
         else:
             new.release()
-        return self._publish(context.of(Layout.contiguous(views), concatenate(views)))
+        return self._publish(context.of(ContextLayout.contiguous(views), concatenate(views)))
 
     def publish_chunk(self, context: NewContext, views: Views, new: NewSegment) -> ContextInfo:
         """Make a chunk of the stored segment that `views` show, or of a new one. If its text was stored meanwhile, it becomes
@@ -136,7 +136,7 @@ class Publisher:
             new.release()
         else:
             views = (self._quantized(context, new, standalone=True, shift=-new.base),)
-        return self._publish(context.of(Layout.contiguous(views), tokens))
+        return self._publish(context.of(ContextLayout.contiguous(views), tokens))
 
     def chunk_views(self, spec: ModelSpec, tokens: Tokens, salt: str) -> Views:
         """The chunk of exactly these tokens that is stored under that salt, if there is one; the caller owns a reference to
@@ -167,7 +167,7 @@ class Publisher:
             undo.pop_all()
         return extended
 
-    def _publish(self, context: Context) -> ContextInfo:
+    def _publish(self, context: StoredContext) -> ContextInfo:
         """Take over a context and have its indexes built. Raises AlreadyExists or CapacityError, and then it is released."""
         published = False
         try:
@@ -224,7 +224,7 @@ class Publisher:
                     undo.callback(snapshot.overlay.release)
                 views = self._extended(context, views, new, standalone=False)
                 undo.pop_all()
-        return self._publish(context.of(Layout(views, len(ids)), ids, snapshot.overlay))
+        return self._publish(context.of(ContextLayout(views, len(ids)), ids, snapshot.overlay))
 
     def _queries_of(self, session: StorableSession) -> StoredQueries:
         """Some queries of the session, if there is room for them: they help indexes, but only the tokens must be kept."""

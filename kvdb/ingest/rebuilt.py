@@ -15,7 +15,7 @@ from kvdb.storage.block_table import BlockTable
 from kvdb.storage.store import BlockStore
 
 
-class Part(NamedTuple):
+class RebuiltPart(NamedTuple):
     """Tokens [start, stop) of a segment."""
 
     segment: Segment
@@ -29,7 +29,7 @@ class Part(NamedTuple):
         return self.start % size == 0 and self.stop % size == 0
 
 
-def copyable(parts: Sequence[Part]) -> bool:
+def copyable(parts: Sequence[RebuiltPart]) -> bool:
     """Whether these parts, one behind the other, can lie in blocks of one format without being rounded again: quantized ones only
     where all of their blocks stay whole, but for the last."""
     first, *others = {part.segment.format for part in parts}
@@ -38,7 +38,7 @@ def copyable(parts: Sequence[Part]) -> bool:
     return not others and (not first or whole)
 
 
-def rebuilt(parts: Sequence[Part], blocks: BlockStore, format: str | None = None) -> Segment:  # noqa: A002  # the field's name
+def rebuilt(parts: Sequence[RebuiltPart], blocks: BlockStore, format: str | None = None) -> Segment:  # noqa: A002  # the field's name
     """A segment of these parts, one behind the other, which are copyable. Blocks are shared where they lie in both as they are.
     format: that they are to have, of parts as they came; None for that which they have. Raises CapacityError, also where one of
     them does not fit into main memory as a whole, and InvalidArgument for numbers that cannot be quantized."""

@@ -38,7 +38,7 @@ _ANSWER = Struct("<QQ24sQfffI")  # of 64
 _HAS_START = 1
 
 
-class Kind(IntEnum):
+class CallKind(IntEnum):
     """What a request asks for."""
 
     PING = 0
@@ -56,7 +56,7 @@ class Kind(IntEnum):
 
 
 class SharedRequest(NamedTuple):
-    """One request. generation: the region's. number: which request it is, repeated in its answer. kind: a `Kind`. start: the
+    """One request. generation: the region's. number: which request it is, repeated in its answer. kind: a `CallKind`. start: the
     position of the first token, None for none. tokens: how many, or of a
     sample the bytes of its message still to come. layer: of an import's piece; other calls
     name it in their message. q, k, v: where the arrays lie. message, message_nbytes: where the

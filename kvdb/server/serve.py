@@ -48,7 +48,7 @@ from kvdb.server.tenancy.memory import for_tenants
 from kvdb.server.tenancy.tenants import AnyDatabase, Tenants
 from kvdb.server.tracing import open_tracing
 from kvdb.server.turns import Turns
-from kvdb.server.watch import Watch
+from kvdb.server.watch import PeriodicCalls
 from kvdb.version import __version__
 
 SHORT_CALL_THREADS = 16
@@ -103,13 +103,13 @@ class Server:
         self._inflight = InflightBytes(config.inflight_bytes_max)
         self._tenants = Tenants(database, self._open_sessions, self._open_service)
         idle_seconds = min(config.session_idle_seconds, config.stream_idle_seconds)
-        self._watch = Watch(idle_seconds / LOOKS_PER_IDLE_TIME, [self._tenants.close_idle, self._streams.end_idle])
+        self._watch = PeriodicCalls(idle_seconds / LOOKS_PER_IDLE_TIME, [self._tenants.close_idle, self._streams.end_idle])
         self._health = health.HealthServicer()
         door = Door(self.credentials.asks, lambda token: self._tenants.service(self.credentials.of_token(token)).shared)
         # Certificates cannot be asked for there.
         self._local = SharedMemoryListener("" if config.tls_client_ca else config.local_socket, door)
         self._seen = CallsSeen(self._measured, database.events, self._tracing, self._tenant_of)
-        self._doorkeeper = Watch(REVOKED_SECONDS, [self._end_refused] if self.credentials.asks else [])
+        self._doorkeeper = PeriodicCalls(REVOKED_SECONDS, [self._end_refused] if self.credentials.asks else [])
         self._server = grpc.server(
             self._threads,
             interceptors=[

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from threading import Event, Thread
 
 
-class Watch:
+class PeriodicCalls:
     """Calls each of `looks` every `seconds` seconds, from `start` to `stop`."""
 
     def __init__(self, seconds: float, looks: Sequence[Callable[[], None]]) -> None:

@@ -5,7 +5,7 @@ from functools import wraps
 from threading import Condition
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from kvdb.catalog.context import Context
+from kvdb.catalog.context import StoredContext
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views
 from kvdb.errors import Unavailable
@@ -100,7 +100,7 @@ class OpenHandles:
             first, self._closed = not self._closed, True
             return first
 
-    def owners(self, contexts: Sequence[Context], held: Iterable[Segment]) -> tuple[list[BlockTable], list[SegmentFile]]:
+    def owners(self, contexts: Sequence[StoredContext], held: Iterable[Segment]) -> tuple[list[BlockTable], list[SegmentFile]]:
         """Every table that holds blocks, and every file, of open handles, of these contexts, and of segments that others hold."""
         segments = {*held, *(view.segment for context in contexts for view in context.views)}
         tables = [table for context in contexts if context.overlay is not None for table in context.overlay.tables]

@@ -25,7 +25,7 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.shared_records import (
     ARENA_AT,
     REGION_BYTES,
-    Kind,
+    CallKind,
     SharedAnswer,
     SharedRequest,
     aligned,
@@ -46,7 +46,7 @@ CHANGES = {
     "generation": [0, 1, (1 << 64) - 1],
     "request": [0, 1, (1 << 64) - 1],
     "number": [0, 1, 1000, (1 << 64) - 1],
-    "kind": [*Kind, 12, 255, (1 << 32) - 1],
+    "kind": [*CallKind, 12, 255, (1 << 32) - 1],
     "start": [None, 0, 1, -1, -(1 << 63), (1 << 63) - 1],
     "seconds": [0.0, -1.0, 1e-9, 1e300, float("nan"), float("inf"), float("-inf")],
 }
@@ -180,13 +180,13 @@ class _Case:
     def _right(self) -> SharedRequest:
         """A request that is right, with its message in the region."""
         rng, lane = self._rng, self._lane
-        kind, tokens = rng.choice(list(Kind)), rng.choice([1, 1, 3])
+        kind, tokens = rng.choice(list(CallKind)), rng.choice([1, 1, 3])
         layer = rng.randrange(SPEC.layers)
         match kind:
-            case Kind.ATTEND_TOGETHER | Kind.ATTENTION_TOGETHER | Kind.UPDATE_TOGETHER:
+            case CallKind.ATTEND_TOGETHER | CallKind.ATTENTION_TOGETHER | CallKind.UPDATE_TOGETHER:
                 names = [self._session] * rng.choice([0, 1, 1, 2])
                 message = pb.AttendTogetherRequest(session_ids=names, layer=layer).SerializeToString()
-            case Kind.IMPORT_BEGIN:
+            case CallKind.IMPORT_BEGIN:
                 spec = pb.ModelSpec(name="tiny", layers=2, q_heads=4, kv_heads=2, head_dim=16, dtype="float32")
                 ids = np.arange(tokens, dtype=np.int32).tobytes()
                 message = pb.ImportBegin(spec=spec, tokens=ids, name=f"n{rng.randrange(3)}").SerializeToString()

@@ -10,7 +10,7 @@ import indexes.registry as registry
 from indexes.accelerate import KMeans
 from indexes.blocks import Blocks
 from indexes.coarse.clusters import Clusters
-from indexes.coarse.layout import Layout
+from indexes.coarse.layout import PageLayout
 from indexes.flat import Flat
 from indexes.hnsw import Hnsw
 from indexes.hnsw.build import NO_LINK
@@ -185,7 +185,7 @@ def test_stored_keys_are_the_keys_as_stored(dtype, block_size):
 def test_what_python_hands_over_is_checked():
     blocks = Layer.of(300).blocks
     graph = Hnsw.build(blocks).codes.native
-    layout = Layout(32, 300, 0.8, clustered=True, values=True)
+    layout = PageLayout(32, 300, 0.8, clustered=True, values=True)
     pages = Clusters._build(blocks, layout)._batches[0].native
     offsets, candidates, chosen = np.zeros(3, np.int64), np.zeros(4, np.int32), np.zeros((2, 4), np.uint32)
     with pytest.raises(ValueError, match="nearest has shape"):

@@ -17,7 +17,7 @@ from kvdb.gpu.device import Device
 from kvdb.gpu.index_build.kmeans import cluster
 from kvdb.gpu.index_build.knn import LENGTH_CHANNELS, KnnSearch, knn_search, largest_products, nearest_before
 from kvdb.gpu.index_build.knn_choice import fastest_knn_search
-from kvdb.gpu.streams import ImmediateStream, Stream
+from kvdb.gpu.streams import DeviceStream, ImmediateStream
 
 log = logging.getLogger(__name__)
 TILE_NBYTES = 512 << 20
@@ -111,8 +111,8 @@ class DeviceAccelerator:
             there.record_stream(cast("torch.cuda.Stream", self._working))
         return there.view(getattr(torch, array.dtype.name)).view(array.shape)
 
-    def _stream(self) -> Stream:
-        return ImmediateStream() if self._device.interpreted else cast("Stream", torch.cuda.Stream(self._device.torch))
+    def _stream(self) -> DeviceStream:
+        return ImmediateStream() if self._device.interpreted else cast("DeviceStream", torch.cuda.Stream(self._device.torch))
 
     @contextmanager
     def _watch(self) -> Iterator[None]:
@@ -129,7 +129,7 @@ class DeviceAccelerator:
 class _PendingResult:
     """An int32 tensor on its way to main memory."""
 
-    def __init__(self, device: Device, there: torch.Tensor, working: Stream) -> None:
+    def __init__(self, device: Device, there: torch.Tensor, working: DeviceStream) -> None:
         """Launches the copy. The stream `working` is the current one."""
         self._device, self._working, self._shape = device, working, there.shape
         self._buffer = device.staging.take(there.nbytes)

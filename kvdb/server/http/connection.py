@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler
 from socket import socket
 from socketserver import BaseServer
 
-from kvdb.server.http.places import Places
+from kvdb.server.http.places import PeerPlaces
 from kvdb.server.http.routes import Reply
 from kvdb.version import __version__
 
@@ -24,14 +24,14 @@ HEADERS = {
 _log = logging.getLogger(__name__)
 
 
-class Connection(BaseHTTPRequestHandler):
+class HttpConnection(BaseHTTPRequestHandler):
     """Answers GET and HEAD by `answer`, which is given what was asked for and the headers; anything else is 501."""
 
     server_version = f"kvdb/{__version__}"
     sys_version = ""
     timeout = READ_SECONDS
 
-    def __init__(self, answer: Answer, places: Places, request: socket, address: object, server: BaseServer) -> None:
+    def __init__(self, answer: Answer, places: PeerPlaces, request: socket, address: object, server: BaseServer) -> None:
         self._answer = answer
         self._places = places
         super().__init__(request, address, server)  # which answers

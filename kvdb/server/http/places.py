@@ -24,7 +24,7 @@ class _Place:
     answering: bool = False  # whether it waits for the server, not for its client
 
 
-class Places:
+class PeerPlaces:
     """Places for connections, of which a probe always finds one: whoever holds most of them gives way, so that a client that
     opens connections and leaves them takes places from itself."""
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from kvdb.errors import ConfigError
 from kvdb.server.http.answering import Pages
-from kvdb.server.http.connection import Connection
-from kvdb.server.http.places import Places, shut
+from kvdb.server.http.connection import HttpConnection
+from kvdb.server.http.places import PeerPlaces, shut
 
 LOOK_SECONDS = 0.2
 QUEUE_MAX = 1024
@@ -28,10 +28,10 @@ class Listener(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, pages: Pages, tls: SSLContext | None) -> None:
         self._tls = tls
-        self.places = Places()
+        self.places = PeerPlaces()
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
-        super().__init__((str(address[0]), int(address[1])), partial(Connection, pages.answer, self.places))
+        super().__init__((str(address[0]), int(address[1])), partial(HttpConnection, pages.answer, self.places))
 
     def server_bind(self) -> None:
         """Bind without a look-up of the machine's name, which may take seconds."""

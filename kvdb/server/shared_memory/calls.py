@@ -13,7 +13,7 @@ from kvdb.errors import InvalidArgument, KvdbError
 from kvdb.events import Origin, new_request
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.query_options import to_query_options
-from kvdb.rpc.shared_records import Kind, SharedRequest, check_span
+from kvdb.rpc.shared_records import CallKind, SharedRequest, check_span
 from kvdb.rpc.shared_region import SharedRegion
 from kvdb.server.admission.engine_work import work_on
 from kvdb.server.each_session import each, statuses_within
@@ -29,15 +29,15 @@ from query_optimizer.query_options import NO_OPTIONS
 HEADS_MAX = 4096
 """How many messages are kept with what they say, since the next step sends the same."""
 MESSAGES: Mapping[int, Any] = {
-    Kind.UPDATE: pb.UpdateRequest,
-    Kind.ATTENTION: pb.AttentionRequest,
-    Kind.ATTEND: pb.AttendRequest,
-    Kind.ATTEND_TOGETHER: pb.AttendTogetherRequest,
-    Kind.ATTENTION_TOGETHER: pb.AttentionTogetherRequest,
-    Kind.UPDATE_TOGETHER: pb.UpdateSessionsRequest,
+    CallKind.UPDATE: pb.UpdateRequest,
+    CallKind.ATTENTION: pb.AttentionRequest,
+    CallKind.ATTEND: pb.AttendRequest,
+    CallKind.ATTEND_TOGETHER: pb.AttendTogetherRequest,
+    CallKind.ATTENTION_TOGETHER: pb.AttentionTogetherRequest,
+    CallKind.UPDATE_TOGETHER: pb.UpdateSessionsRequest,
 }
-TOGETHER = {Kind.ATTEND_TOGETHER, Kind.ATTENTION_TOGETHER, Kind.UPDATE_TOGETHER}
-NAMES = {kind: Kind(kind).name.lower() for kind in MESSAGES}
+TOGETHER = {CallKind.ATTEND_TOGETHER, CallKind.ATTENTION_TOGETHER, CallKind.UPDATE_TOGETHER}
+NAMES = {kind: CallKind(kind).name.lower() for kind in MESSAGES}
 
 
 class Answered(NamedTuple):
@@ -64,13 +64,13 @@ class SharedCalls:
         self.sessions_used: set[str] = set()
         self.imports = SharedImports(engine.database, engine.admission, region)
         self._calls: Mapping[int, Callable[[SharedRequest], int]] = {
-            Kind.PING: lambda _request: 0,
-            Kind.UPDATE: partial(self._of_one, self._update),
-            Kind.ATTENTION: partial(self._of_one, self._attention),
-            Kind.ATTEND: partial(self._of_one, self._attend),
-            Kind.ATTEND_TOGETHER: self._of_several,
-            Kind.ATTENTION_TOGETHER: self._of_several,
-            Kind.UPDATE_TOGETHER: self._update_several,
+            CallKind.PING: lambda _request: 0,
+            CallKind.UPDATE: partial(self._of_one, self._update),
+            CallKind.ATTENTION: partial(self._of_one, self._attention),
+            CallKind.ATTEND: partial(self._of_one, self._attend),
+            CallKind.ATTEND_TOGETHER: self._of_several,
+            CallKind.ATTENTION_TOGETHER: self._of_several,
+            CallKind.UPDATE_TOGETHER: self._update_several,
             **self.imports.calls,
         }
 
@@ -78,7 +78,7 @@ class SharedCalls:
         """Carry out a request. Raises what the engine raises, and InvalidArgument."""
         call = self._calls.get(request.kind)
         if call is None:
-            raise InvalidArgument(f"a request is of kind {request.kind}; expected 0 to {max(Kind)}")
+            raise InvalidArgument(f"a request is of kind {request.kind}; expected 0 to {max(CallKind)}")
         if request.kind not in MESSAGES:
             return Answered(call(request))
         started = self._began = perf_counter()
@@ -91,7 +91,7 @@ class SharedCalls:
 
     def failed(self, kind: int, whose: Origin, error: KvdbError) -> None:
         """Tell that a request has failed."""
-        name = Kind(kind).name.lower() if kind in self._calls else "unknown"
+        name = CallKind(kind).name.lower() if kind in self._calls else "unknown"
         self._engine.failed(name, whose if whose.request else whose._replace(request=new_request()), error)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class SharedCalls:
         finally:
             self._turns.end(head.turn)
         nbytes = 0 if out is None else self._reply(request, out)
-        if request.kind == Kind.ATTEND and request.tokens == 1:
+        if request.kind == CallKind.ATTEND and request.tokens == 1:
             self.native.learn(head.message, PreparedAttend(self._engine, head, self._places(session, request), work))
         return nbytes
 
@@ -153,7 +153,7 @@ class SharedCalls:
         spec, count = sessions[0].spec, len(sessions)
         shape = request.tokens, spec.head_dim
         q = self._region.view(request.q, (count, spec.q_heads, *shape), spec.numpy_dtype)
-        if request.kind == Kind.ATTENTION_TOGETHER:
+        if request.kind == CallKind.ATTENTION_TOGETHER:
             return self._queries.attention_together(sessions, head.layer, q, head.options)
         k, v = (self._region.view(at, (count, spec.kv_heads, *shape), spec.numpy_dtype) for at in (request.k, request.v))
         return self._queries.attend_together(sessions, head.layer, q, k, v, head.options, head.starts)
@@ -202,9 +202,9 @@ class SharedCalls:
         sessions = tuple(message.session_ids) if request.kind in TOGETHER else (message.session_id,)
         if not sessions:
             raise InvalidArgument("a request names no session; expected one or more")
-        options = NO_OPTIONS if request.kind in {Kind.UPDATE, Kind.UPDATE_TOGETHER} else to_query_options(message)
-        starts = list(message.starts) or None if request.kind in {Kind.ATTEND_TOGETHER, Kind.UPDATE_TOGETHER} else None
-        if request.kind == Kind.UPDATE_TOGETHER:
+        options = NO_OPTIONS if request.kind in {CallKind.UPDATE, CallKind.UPDATE_TOGETHER} else to_query_options(message)
+        starts = list(message.starts) or None if request.kind in {CallKind.ATTEND_TOGETHER, CallKind.UPDATE_TOGETHER} else None
+        if request.kind == CallKind.UPDATE_TOGETHER:
             validate.starts(starts, len(sessions))
         head = Head(data, sessions, Turn("", frozenset(sessions)), message.layer, options, starts)
         if len(self._heads) >= HEADS_MAX:

@@ -7,7 +7,7 @@ from kvdb.events import new_request, origin, originating
 from kvdb.ingest.import_writer import ImportWriter
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.shared_records import Kind, SharedRequest
+from kvdb.rpc.shared_records import CallKind, SharedRequest
 from kvdb.rpc.shared_region import SharedRegion
 from kvdb.server.admission.admission import Admission
 from kvdb.server.admission.engine_work import work_on
@@ -29,11 +29,11 @@ class SharedImports:
         self._writer: ImportWriter | TenantImport | None = None
         self._sample_bytes = b""  # of the sample whose pieces come
         self.calls: Mapping[int, Callable[[SharedRequest], int]] = {
-            Kind.IMPORT_BEGIN: self._begin,
-            Kind.IMPORT_WRITE: self._write,
-            Kind.IMPORT_COMMIT: self._commit,
-            Kind.IMPORT_ABORT: self._abort,
-            Kind.IMPORT_SAMPLE: self._sample,
+            CallKind.IMPORT_BEGIN: self._begin,
+            CallKind.IMPORT_WRITE: self._write,
+            CallKind.IMPORT_COMMIT: self._commit,
+            CallKind.IMPORT_ABORT: self._abort,
+            CallKind.IMPORT_SAMPLE: self._sample,
         }
 
     @property

@@ -11,7 +11,7 @@ from kvdb.errors import NotFound, PermissionDenied, SessionClosed
 from kvdb.indexing.database_status import database_status
 from kvdb.server.tenancy.imports import TenantImport
 from kvdb.server.tenancy.names import Names
-from kvdb.server.tenancy.quota import Held, Quota
+from kvdb.server.tenancy.quota import Holdings, Quota
 from kvdb.server.tenancy.shared import SharedContexts, check_own, mark
 from kvdb.session.batch import Starts
 from kvdb.session.state import SessionState
@@ -97,17 +97,17 @@ class TenantDatabase:
         """Raises QuotaExceeded where the tenant may open no more sessions."""
         self.quota.check_sessions(len(self._sessions()))
 
-    def _held(self) -> Held:
+    def _held(self) -> Holdings:
         """What this tenant has, in contexts and sessions."""
         contexts = self._database.contexts(self._names.prefix)
         own = sum(tail.nbytes for session in self._sessions() for tail in session.tails)
         in_memory = sum(info.nbytes for info in contexts if info.resident)
         on_disk = self._database.disk_nbytes(info.name for info in contexts)
-        return Held(len(contexts), sum(info.nbytes for info in contexts), in_memory + own, on_disk)
+        return Holdings(len(contexts), sum(info.nbytes for info in contexts), in_memory + own, on_disk)
 
-    def _coming(self, nbytes: int, retention: Retention) -> Held:
+    def _coming(self, nbytes: int, retention: Retention) -> Holdings:
         """A context of so many bytes."""
-        return Held(1, nbytes, nbytes, nbytes if self._database.goes_to_disk(retention) else 0)
+        return Holdings(1, nbytes, nbytes, nbytes if self._database.goes_to_disk(retention) else 0)
 
     def create_session_of_parts(
         self,
@@ -184,7 +184,7 @@ class TenantDatabase:
     def offload(self, name: str) -> int:
         inner = self._names.inner(name)
         nbytes = self._database.get(inner).nbytes - self._database.disk_nbytes([inner])
-        with self.quota.storing(Held(disk_nbytes=max(0, nbytes)), self._held):
+        with self.quota.storing(Holdings(disk_nbytes=max(0, nbytes)), self._held):
             return self._database.offload(inner)
 
     def statistics(self, name: str) -> ContextStatistics:

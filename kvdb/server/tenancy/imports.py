@@ -2,14 +2,14 @@
 
 from kvdb.ingest.import_writer import ImportWriter
 from kvdb.server.tenancy.names import Names
-from kvdb.server.tenancy.quota import Held, Quota
+from kvdb.server.tenancy.quota import Holdings, Quota
 from kvdb.types import Array, ContextInfo, ModelSpec
 
 
 class TenantImport:
     """An `ImportWriter` whose context has the tenant's name when it is told of."""
 
-    def __init__(self, writer: ImportWriter, names: Names, quota: Quota, announced: Held) -> None:
+    def __init__(self, writer: ImportWriter, names: Names, quota: Quota, announced: Holdings) -> None:
         """announced: what the quota counts until the import ends."""
         self._quota = quota
         self._announced = announced

@@ -18,10 +18,10 @@ BURST_SECONDS = 1.0
 
 
 OF_WHAT_IS_HELD = ("contexts_max", "bytes_max", "cpu_bytes_max", "disk_bytes_max")
-"""The quotas of what `Held` has, in its order."""
+"""The quotas of what `Holdings` has, in its order."""
 
 
-class Held(NamedTuple):
+class Holdings(NamedTuple):
     """What a tenant has. nbytes: of its contexts. cpu_nbytes: of those in main memory, and of its sessions. disk_nbytes: of those
     on disk."""
 
@@ -30,9 +30,9 @@ class Held(NamedTuple):
     cpu_nbytes: int = 0
     disk_nbytes: int = 0
 
-    def plus(self, more: "Held", times: int = 1) -> "Held":
+    def plus(self, more: "Holdings", times: int = 1) -> "Holdings":
         """Both together; times -1: without the other, and never less than nothing."""
-        return Held(*(max(0, had + times * comes) for had, comes in zip(self, more, strict=True)))
+        return Holdings(*(max(0, had + times * comes) for had, comes in zip(self, more, strict=True)))
 
 
 class Quota:
@@ -44,13 +44,13 @@ class Quota:
         self._limits = limits.of(tenant)
         self._tenant = tenant
         self._events = events
-        self._announced = Held()
+        self._announced = Holdings()
         self._allowance = self._limits.import_bytes_per_second * BURST_SECONDS
         self._filled = monotonic()
         self._lock = Lock()
 
     @contextmanager
-    def storing(self, comes: Held, held: Callable[[], Held]) -> Iterator[None]:
+    def storing(self, comes: Holdings, held: Callable[[], Holdings]) -> Iterator[None]:
         """Store that in the body. Raises QuotaExceeded before it."""
         self.announce(comes, held)
         try:
@@ -58,7 +58,7 @@ class Quota:
         finally:
             self.done(comes)
 
-    def announce(self, comes: Held, held: Callable[[], Held]) -> None:
+    def announce(self, comes: Holdings, held: Callable[[], Holdings]) -> None:
         """So much is going to be stored; `done` it. held: what the tenant has. Raises QuotaExceeded."""
         limits = self._limits
         if not any(getattr(limits, name) for name in OF_WHAT_IS_HELD):
@@ -70,7 +70,7 @@ class Quota:
                     self._check(name, had, more)
             self._announced = self._announced.plus(comes)
 
-    def done(self, comes: Held) -> None:
+    def done(self, comes: Holdings) -> None:
         """What was announced is stored, or never will be."""
         with self._lock:
             self._announced = self._announced.plus(comes, -1)

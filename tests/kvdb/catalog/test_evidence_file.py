@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import kvdb.catalog.evidence_file as evidence_file
 from indexes.retrieval import Dipr, TopK
 from kvdb.attention.signs import SIGNS
-from kvdb.catalog.evidence import Evidence, Records
+from kvdb.catalog.evidence import Evidence, EvidenceRecords
 from kvdb.catalog.evidence_file import ARRAYS, Owner, pack, unpack
 from kvdb.catalog.way_record import SAMPLES_MAX, Audit
 from kvdb.errors import IntegrityError, SpecMismatch, Unsupported
@@ -191,4 +191,4 @@ def test_numbers_that_no_audit_leaves_are_refused(rng, name, value):
 
 
 def test_nothing_known_is_a_file_too():
-    assert same(unpack(OWNER, pack(OWNER, Records())), Records())
+    assert same(unpack(OWNER, pack(OWNER, EvidenceRecords())), EvidenceRecords())

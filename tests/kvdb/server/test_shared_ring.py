@@ -20,7 +20,7 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.shared_records import (
     ARENA_AT,
     REGION_BYTES,
-    Kind,
+    CallKind,
     SharedRequest,
     address_of,
     pack_request,
@@ -65,7 +65,7 @@ requests = st.builds(
     SharedRequest,
     generation=st.booleans(),  # whether it is the region's
     number=WORDS,
-    kind=st.one_of(st.sampled_from(list(Kind)), st.integers(0, (1 << 32) - 1)),
+    kind=st.one_of(st.sampled_from(list(CallKind)), st.integers(0, (1 << 32) - 1)),
     start=st.one_of(st.none(), st.integers(-(1 << 63), (1 << 63) - 1)),
     tokens=st.one_of(st.integers(0, 4), WORDS),
     **dict.fromkeys(("q", "k", "v", "message", "message_nbytes", "reply", "reply_room", "layer", "request"), WORDS),
@@ -93,7 +93,7 @@ def test_a_request_comes_out_as_it_went_in(request):
 def test_a_session_of_nobody_is_not_there(lane, spec):
     message = pb.AttentionRequest(session_id="x" * 22, layer=0).SerializeToString()
     lane.region.write(ARENA_AT, message)
-    request = SharedRequest(lane.generation, 1, Kind.ATTENTION, None, 1, ARENA_AT + 64, message=ARENA_AT)
+    request = SharedRequest(lane.generation, 1, CallKind.ATTENTION, None, 1, ARENA_AT + 64, message=ARENA_AT)
     said = answered(lane, request._replace(message_nbytes=len(message), reply=ARENA_AT + 4096, reply_room=4096))
     assert said.error == "SessionClosed"
     assert b"no such session" in lane.region.read(ARENA_AT + 4096, said.reply_nbytes)
@@ -106,7 +106,7 @@ def test_a_reply_without_room_is_refused_and_the_session_stays_whole(client, lan
         expected = session.attention(0, kv.q[0][:, 1:2])
         message = pb.AttentionRequest(session_id=session._transport.id, layer=0).SerializeToString()
         lane.region.write(ARENA_AT, message)
-        request = SharedRequest(lane.generation, 1, Kind.ATTENTION, None, 1, ARENA_AT + 64, message=ARENA_AT)
+        request = SharedRequest(lane.generation, 1, CallKind.ATTENTION, None, 1, ARENA_AT + 64, message=ARENA_AT)
         assert answered(lane, request._replace(message_nbytes=len(message), reply=ARENA_AT)).error == "InvalidArgument"
         assert np.array_equal(session.attention(0, kv.q[0][:, 1:2]), expected)
 

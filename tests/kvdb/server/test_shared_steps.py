@@ -14,7 +14,7 @@ import kvdb._native as _native
 from kvdb import errors
 from kvdb.client.arrays import to_numpy
 from kvdb.client.client import Client
-from kvdb.rpc.shared_records import ARENA_AT, REGION_BYTES, Kind, SharedAnswer, pack_answer, unpack_answer, unpack_request
+from kvdb.rpc.shared_records import ARENA_AT, REGION_BYTES, CallKind, SharedAnswer, pack_answer, unpack_answer, unpack_request
 from kvdb.server.shared_memory.prepared import PreparedAttend
 from tests.waiting import until
 
@@ -145,7 +145,7 @@ def test_native_records_are_those_of_python(ends, spec, rng):
     sent = step.attend(client, 7, 8, q, k, v, 9, 10.0, 0.0)  # nobody answers
     request = unpack_request(server.receive(0.0))
     assert request == unpack_request(sent)
-    assert request[:5] == (7, 8, Kind.ATTEND, 9, 1)
+    assert request[:5] == (7, 8, CallKind.ATTEND, 9, 1)
     assert request.seconds == 10.0
     for at, array in ((request.q, q), (request.k, k), (request.v, v)):
         assert memory[at : at + array.nbytes].tobytes() == array.tobytes()

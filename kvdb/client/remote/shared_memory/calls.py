@@ -18,7 +18,7 @@ from kvdb.rpc.shared_records import (
     ERROR_ROOM_BYTES,
     REGION_BYTES,
     STATUS_ROOM_BYTES,
-    Kind,
+    CallKind,
     SharedAnswer,
     SharedRequest,
     aligned,
@@ -49,18 +49,18 @@ class SharedCalls:
 
     def update(self, session: str, layer: int, k: Array, v: Array, start: int | None) -> Array | None:
         """An empty array once it is done."""
-        message = self._message(Kind.UPDATE, session, layer, NO_OPTIONS)
-        return self._call(Kind.UPDATE, message, (), (None, k, v), start, self._nothing)
+        message = self._message(CallKind.UPDATE, session, layer, NO_OPTIONS)
+        return self._call(CallKind.UPDATE, message, (), (None, k, v), start, self._nothing)
 
     def attention(self, session: str, layer: int, q: Array, options: QueryOptions) -> Array | None:
-        message = self._message(Kind.ATTENTION, session, layer, options)
-        return self._call(Kind.ATTENTION, message, (), (q, None, None), None, self._array_like(q))
+        message = self._message(CallKind.ATTENTION, session, layer, options)
+        return self._call(CallKind.ATTENTION, message, (), (q, None, None), None, self._array_like(q))
 
     def attend(
         self, session: str, layer: int, q: Array, k: Array, v: Array, options: QueryOptions, start: int | None
     ) -> Array | None:
-        message = self._message(Kind.ATTEND, session, layer, options)
-        return self._call(Kind.ATTEND, message, (), (q, k, v), start, self._array_like(q))
+        message = self._message(CallKind.ATTEND, session, layer, options)
+        return self._call(CallKind.ATTEND, message, (), (q, k, v), start, self._array_like(q))
 
     def step(self, session: str, layer: int, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
         """`attend` of one token, with nothing of Python between the caller's arrays, numpy's or torch's in main memory, and the
@@ -96,14 +96,14 @@ class SharedCalls:
         request = pb.AttendTogetherRequest(session_ids=sessions, layer=layer, starts=starts)
         put_query_options(request, options)
         return self._call(
-            Kind.ATTEND_TOGETHER, request.SerializeToString(), (len(sessions),), arrays, None, self._array_like(arrays[0])
+            CallKind.ATTEND_TOGETHER, request.SerializeToString(), (len(sessions),), arrays, None, self._array_like(arrays[0])
         )
 
     def attention_together(self, sessions: Sequence[str], layer: int, q: Array, options: QueryOptions) -> Array | None:
         request = pb.AttentionTogetherRequest(session_ids=sessions, layer=layer)
         put_query_options(request, options)
         arrays, read = (q, None, None), self._array_like(q)
-        return self._call(Kind.ATTENTION_TOGETHER, request.SerializeToString(), (len(sessions),), arrays, None, read)
+        return self._call(CallKind.ATTENTION_TOGETHER, request.SerializeToString(), (len(sessions),), arrays, None, read)
 
     def update_together(
         self, sessions: Sequence[str], layer: int, k: Array, v: Array, starts: Sequence[int] | None
@@ -111,13 +111,13 @@ class SharedCalls:
         """What became of each session."""
         request = pb.UpdateSessionsRequest(session_ids=sessions, layer=layer, starts=starts)
         arrays = None, k, v
-        return self._call(Kind.UPDATE_TOGETHER, request.SerializeToString(), (len(sessions),), arrays, None, _statuses)
+        return self._call(CallKind.UPDATE_TOGETHER, request.SerializeToString(), (len(sessions),), arrays, None, _statuses)
 
     def _new_step(self, key: tuple[str, int, QueryOptions | None], options: QueryOptions) -> _native.SharedStep | None:
         """The step of these attends, kept; None where no region has room for it."""
         if key in self._steps:
             return None
-        spec, message = self._spec, self._message(Kind.ATTEND, *key[:2], options)
+        spec, message = self._spec, self._message(CallKind.ATTEND, *key[:2], options)
         dtype, empty = _native.Dtype[spec.dtype], np.empty(0, self._dtype)
         heads = spec.q_heads, spec.kv_heads, spec.head_dim
         form = [np.empty((h, 1, spec.head_dim), self._dtype) for h in (spec.q_heads, spec.kv_heads, spec.kv_heads)]
@@ -130,13 +130,13 @@ class SharedCalls:
         self._steps[key] = step
         return step
 
-    def _message(self, kind: Kind, session: str, layer: int, options: QueryOptions) -> bytes:
+    def _message(self, kind: CallKind, session: str, layer: int, options: QueryOptions) -> bytes:
         """The message of a call, kept because the next step sends the same."""
         key = kind, session, layer, None if options is NO_OPTIONS else options
         known = self._messages.get(key)
         if known is None:
             request = _KINDS[kind](session_id=session, layer=layer)
-            if kind != Kind.UPDATE:
+            if kind != CallKind.UPDATE:
                 put_query_options(request, options)
             known = request.SerializeToString()
             if len(self._messages) >= MESSAGES_MAX:
@@ -146,7 +146,7 @@ class SharedCalls:
 
     def _call(
         self,
-        kind: Kind,
+        kind: CallKind,
         message: bytes,
         sessions: tuple[int, ...],
         arrays: tuple[Array | None, Array | None, Array | None],
@@ -171,7 +171,7 @@ class SharedCalls:
     def _request(
         self,
         lane: SharedLane,
-        kind: Kind,
+        kind: CallKind,
         message: bytes,
         arrays: tuple[Array | None, Array | None, Array | None],
         places: tuple[int, int, int, int],
@@ -237,8 +237,8 @@ def _statuses(lane: SharedLane, request: SharedRequest, answer: SharedAnswer) ->
     return pb.UpdateSessionsReply.FromString(lane.region.read(request.reply, answer.reply_nbytes))
 
 
-_KINDS: dict[Kind, Any] = {
-    Kind.UPDATE: pb.UpdateRequest,
-    Kind.ATTENTION: pb.AttentionRequest,
-    Kind.ATTEND: pb.AttendRequest,
+_KINDS: dict[CallKind, Any] = {
+    CallKind.UPDATE: pb.UpdateRequest,
+    CallKind.ATTENTION: pb.AttentionRequest,
+    CallKind.ATTEND: pb.AttendRequest,
 }

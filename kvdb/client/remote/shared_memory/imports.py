@@ -12,7 +12,7 @@ from kvdb.client.remote.shared_memory.lanes import SharedLanes
 from kvdb.errors import KvdbError, SessionClosed
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.shared_records import ARENA_AT, ERROR_ROOM_BYTES, REGION_BYTES, Kind, SharedRequest, aligned
+from kvdb.rpc.shared_records import ARENA_AT, ERROR_ROOM_BYTES, REGION_BYTES, CallKind, SharedRequest, aligned
 from kvdb.types import Array, ContextInfo, ModelSpec
 
 PIECE_BYTES = 1 << 20
@@ -38,7 +38,7 @@ class SharedImport:
         try:
             lane.region.write(_PLACES_AT, begin)
             reply = aligned(_PLACES_AT + len(begin))
-            self.start: int = pb.ImportBegun.FromString(self._ask(lane, Kind.IMPORT_BEGIN, len(begin), reply)).start
+            self.start: int = pb.ImportBegun.FromString(self._ask(lane, CallKind.IMPORT_BEGIN, len(begin), reply)).start
         except BaseException:
             self._end()
             raise
@@ -73,13 +73,13 @@ class SharedImport:
             piece = data[at : at + SAMPLE_PIECE_BYTES]
             lane.region.write(_PLACES_AT, piece)
             left = len(data) - at - len(piece)
-            self._ask(lane, Kind.IMPORT_SAMPLE, len(piece), aligned(_PLACES_AT + len(piece)), left)
+            self._ask(lane, CallKind.IMPORT_SAMPLE, len(piece), aligned(_PLACES_AT + len(piece)), left)
 
     def commit(self) -> ContextInfo:
         """Publish the context. Raises what the server raised; then nothing was stored."""
         lane = self._open()
         self._settle(lane)
-        info = codec.from_info(pb.ContextInfo.FromString(self._ask(lane, Kind.IMPORT_COMMIT, 0, _PLACES_AT)))
+        info = codec.from_info(pb.ContextInfo.FromString(self._ask(lane, CallKind.IMPORT_COMMIT, 0, _PLACES_AT)))
         self._end()
         return info
 
@@ -95,14 +95,14 @@ class SharedImport:
         np.copyto(lane.region.view(place, k.shape, k.dtype), k)
         np.copyto(lane.region.view(second, v.shape, v.dtype), v)
         reply = place + PIECE_BYTES
-        request = SharedRequest(lane.generation, lane.number(), Kind.IMPORT_WRITE, None, k.shape[1], 0, place, second)
+        request = SharedRequest(lane.generation, lane.number(), CallKind.IMPORT_WRITE, None, k.shape[1], 0, place, second)
         lane.send(request._replace(reply=reply, reply_room=ERROR_ROOM_BYTES, layer=layer))
 
-    def _ask(self, lane: SharedLane, kind: Kind, message_nbytes: int, reply: int, count: int = 0) -> bytes:
+    def _ask(self, lane: SharedLane, kind: CallKind, message_nbytes: int, reply: int, count: int = 0) -> bytes:
         """Send a request whose message lies at the first place, and wait for its reply. count: the bytes of it still to come."""
         request = SharedRequest(lane.generation, lane.number(), kind, None, count, message=_PLACES_AT)
         room = REGION_BYTES - reply
-        seconds = self._lanes.limits.group("store" if kind == Kind.IMPORT_COMMIT else "attend")
+        seconds = self._lanes.limits.group("store" if kind == CallKind.IMPORT_COMMIT else "attend")
         answer = lane.exchange(request._replace(message_nbytes=message_nbytes, reply=reply, reply_room=room), seconds)
         return lane.region.read(reply, answer.reply_nbytes)
 
@@ -120,7 +120,7 @@ class SharedImport:
                 with suppress(KvdbError):  # of a piece that nobody wants any more
                     lane.receive(self._lanes.limits.group("progress"))
             with suppress(KvdbError):
-                self._ask(lane, Kind.IMPORT_ABORT, 0, _PLACES_AT)
+                self._ask(lane, CallKind.IMPORT_ABORT, 0, _PLACES_AT)
         self._lanes.give_back(lane)
 
     def _open(self) -> SharedLane:

@@ -15,7 +15,7 @@ from kvdb.rpc.shared_records import (
     HELLO,
     MAGIC,
     TOKEN,
-    Kind,
+    CallKind,
     SharedAnswer,
     SharedRequest,
     address_of,
@@ -190,5 +190,5 @@ class SharedLane:
 def seconds_of_ping(lane: SharedLane) -> float:
     """How long one empty request takes. Raises Unavailable."""
     started = perf_counter()
-    lane.exchange(SharedRequest(lane.generation, lane.number(), Kind.PING))
+    lane.exchange(SharedRequest(lane.generation, lane.number(), CallKind.PING))
     return perf_counter() - started

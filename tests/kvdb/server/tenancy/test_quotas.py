@@ -17,7 +17,7 @@ from kvdb.events import Events, Kind
 from kvdb.server.admission.admission import Admission
 from kvdb.server.admission.fair_queue import Work
 from kvdb.server.serve import Server
-from kvdb.server.tenancy.quota import Held, Quota
+from kvdb.server.tenancy.quota import Holdings, Quota
 from kvdb.server.tenancy.tokens_file import new_token
 from tests.database import database
 
@@ -192,13 +192,13 @@ def test_no_order_of_calls_passes_a_limit(actions, most, nbytes):
     coming, kept = [], []
 
     def held():
-        return Held(len(kept), sum(kept), sum(kept))
+        return Holdings(len(kept), sum(kept), sum(kept))
 
     for action, size in actions:
         if action == "announce":
             fits = len(coming) + len(kept) < most and sum(coming) + sum(kept) + size <= nbytes
             try:
-                quota.announce(Held(1, size), held)
+                quota.announce(Holdings(1, size), held)
                 coming.append(size)
                 assert fits
             except errors.QuotaExceeded:
@@ -207,14 +207,14 @@ def test_no_order_of_calls_passes_a_limit(actions, most, nbytes):
             kept.pop()
         elif coming and action != "drop":
             done = coming.pop()
-            quota.done(Held(1, done))
+            quota.done(Holdings(1, done))
             kept.extend([done] if action == "store" else [])
         assert len(coming) + len(kept) <= most
         assert sum(coming) + sum(kept) <= nbytes
     while coming:
-        quota.done(Held(1, coming.pop()))
+        quota.done(Holdings(1, coming.pop()))
     kept.clear()
-    quota.announce(Held(1, min(nbytes, 10)), held)
+    quota.announce(Holdings(1, min(nbytes, 10)), held)
 
 
 def test_announcements_at_once_pass_no_limit():
@@ -223,7 +223,7 @@ def test_announcements_at_once_pass_no_limit():
 
     def announce():
         try:
-            quota.announce(Held(1), Held)
+            quota.announce(Holdings(1), Holdings)
             taken.append(1)
         except errors.QuotaExceeded:
             pass
