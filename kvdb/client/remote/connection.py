@@ -11,30 +11,32 @@ import grpc
 
 from kvdb.client.remote.alarm import Alarm
 from kvdb.client.remote.fork_gate import GATE
-from kvdb.client.remote.message_limits import MessageLimits
 from kvdb.client.remote.shared_memory.lanes import LocalServer, SharedLanes
 from kvdb.client.remote.stream import Stream
 from kvdb.client.remote.time_limits import TimeLimits
 from kvdb.config import Timeouts, Tls
-from kvdb.errors import InvalidArgument, KvdbError, Unavailable
+from kvdb.errors import InvalidArgument, KvdbError, MessageTooLarge, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
 from kvdb.rpc.options import client_options
 from kvdb.rpc.status import timings_in, to_error
 from kvdb.types import CallTimings
 
+ENVELOPE_BYTES_MAX = 64 << 10
+"""Room in a message for everything beside arrays and tokens: names, shapes, a spec."""
+
 PORT = 7700
 CONNECT_SECONDS = 10.0
-
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 
-class Connection(MessageLimits):
+class Connection:
     """An open channel to a server that answered. Thread-safe.
 
     target: `kvdb://host:port`, `kvdbs://host:port` or `kvdb+unix:///path`. stub: the generated calls; make them through `call`,
-    or with `metadata`.
+    or with `metadata`. message_bytes_max: the largest message that the server takes, as it says first. payload_bytes_max: the
+    largest arrays and tokens that fit into one; stream_payload_bytes_max: into a request of a stream, which may be several.
     stream_idle_seconds: how long the server lets a stream say nothing. lanes: the ways through shared memory, none where the
     server is on another host. direct: whether `Decode` may go through parts of gRPC that are not public. limits: how long each
     call may take. alarm: what ends calls of streams that take longer.
@@ -111,6 +113,26 @@ class Connection(MessageLimits):
         """The error of kvdb that a failed call stands for."""
         return to_error(failure, self.target)
 
+    def close(self) -> None:
+        """Close the channel; calls under way fail."""
+        self._closed = True
+        self.lanes.close()
+        self._close_channel()
+
+    def take_limits(self, hello: pb.HelloReply) -> None:
+        """Keep what the server says."""
+        self.message_bytes_max: int = hello.message_bytes_max
+        self.payload_bytes_max = self.message_bytes_max - ENVELOPE_BYTES_MAX
+        self.stream_payload_bytes_max: int = hello.request_bytes_max - ENVELOPE_BYTES_MAX
+
+    def check_size(self, what: str, nbytes: int) -> None:
+        """Raises MessageTooLarge for more bytes than the server takes in one message."""
+        self._check(what, nbytes, self.payload_bytes_max, "one message", "server.message_bytes_max")
+
+    def check_stream_size(self, what: str, nbytes: int) -> None:
+        """Raises MessageTooLarge for more bytes than the server takes in one request of a stream."""
+        self._check(what, nbytes, self.stream_payload_bytes_max, "one request", "server.request_bytes_max")
+
     def _greet(self) -> LocalServer:
         """Ask the server for its limits, and where its local socket is. Raises what the server raised, and Unavailable."""
         seconds = min(CONNECT_SECONDS, self.limits.group("lookup"))
@@ -119,12 +141,6 @@ class Connection(MessageLimits):
         self.take_limits(hello)
         self.stream_idle_seconds: float = hello.stream_idle_seconds
         return LocalServer(hello.local_socket if _is_local(self.target) else "", hello.local_server)
-
-    def close(self) -> None:
-        """Close the channel; calls under way fail."""
-        self._closed = True
-        self.lanes.close()
-        self._close_channel()
 
     def _unary(self, method: Any, request: object, seconds: float) -> tuple[Any, Any]:
         """The reply, and the metadata behind it. Raises RpcError."""
@@ -140,6 +156,13 @@ class Connection(MessageLimits):
 
     def _close_channel(self) -> None:
         self.channel.close()
+
+    def _check(self, what: str, nbytes: int, nbytes_max: int, where: str, setting: str) -> None:
+        if nbytes > nbytes_max:
+            raise MessageTooLarge(
+                f"{what} has {nbytes:,} bytes; expected at most {nbytes_max:,} in {where} to {self.target}, "
+                f"so send fewer tokens at a time or raise {setting}"
+            )
 
 
 def open_channel(kind: Any, target: str, tls: Tls) -> grpc.Channel:
