@@ -7,7 +7,7 @@ import pytest
 
 import kvdb
 
-TOKENS, REPEATS = 16_384, 12
+TOKENS, REPEATS = 65_536, 6
 SPEC = kvdb.ModelSpec("stages", layers=1, q_heads=4, kv_heads=2, head_dim=64, dtype="float32")
 
 
