@@ -16,7 +16,7 @@ from indexes.retrieval import Retrieval
 from kvdb.attention.block_run import Span
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.partition import RunPartition, SearchedSpan
-from kvdb.attention.search import AttentionQuery
+from kvdb.attention.query import AttentionQuery
 from kvdb.attention.sparse import sparse
 from kvdb.config import Config, IndexConfig, WindowConfig
 from kvdb.database import Database

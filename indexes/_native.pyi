@@ -315,3 +315,8 @@ def graph_bound(graph: Graph, blocks: Blocks, queries: Queries, scale: float, of
 
 def graph_verify(graph: Graph, kv_head: int) -> int:
     """The number of tokens that cannot be reached from token 0."""
+
+def python_searcher(blocks: Blocks, index: int, asked: Sequence[float], search: Any) -> Any:
+    """A searcher that calls `search` with q, begin, end, floor, outside, hidden and active_heads, as `Queries` has them; the
+    fields of a `SearchResult` that it returns are checked. index: a number that no other index has. asked: numbers that say what
+    for, the same for the same."""

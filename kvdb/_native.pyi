@@ -176,30 +176,6 @@ def merge_tail(geometry: Geometry, state_out: Any, state_lse: Any, tail_out: Any
     out and lse as those of `attend_retrieved`. A row whose tail_lse is -inf stays as it is; NaN and +inf are refused.
     """
 
-def share(missed: Any, lse: Any) -> tuple[float, float]:
-    """Mean and largest of exp(missed) / (exp(missed) + exp(lse)), float32 `[q_heads, n]`; 1 for +inf, 0 where both are -inf."""
-
-def raise_top(offsets: Any, scores: Any, dense: Any | None, top: Any) -> None:
-    """Raises top, float32 [rows], to the largest of each row's scores[offsets[row] : offsets[row + 1]], float32, and to infinity
-    where dense, bool [rows], is set."""
-
-def observe(
-    offsets: Any,
-    scores: Any,
-    dense: Any | None,
-    active_heads: Any | None,
-    kv_heads: int,
-    tokens: float,
-    window: Any,
-    top: Any,
-    lse: Any,
-    scale: float,
-    values: Any,
-    seen: Any,
-) -> bool:
-    """What `kvdb.types.Observation` says of one query of each head: values, float32 [4, rows], and seen, bool [4, rows]; whether
-    all are. active_heads: bool [kv_heads]. window, top, lse: float32 [rows]; top is not finite where it is not known."""
-
 class StepCut(enum.Enum):
     """Tokens within a range of the largest score of all searches, or the k of all searches with the largest scores."""
 
@@ -246,6 +222,9 @@ class StepResult:
     def gather_ns(self) -> int: ...
     def signs(self) -> Any: ...
     def unlike(self) -> Any: ...
+    def given_up(self) -> Any:
+        """uint8 [q_heads]: the rows that some search gave up; empty where none was made."""
+
     def found(self, search: int) -> tuple[Any, ...]:
         """Of one search the arrays offsets, ids, scores, the numbers scanned and nbytes, the arrays missed, bound, tail (empty
         for none) and dense, and the nanoseconds it took."""
@@ -286,17 +265,30 @@ class Step:
         whole_share_max: float,
         bound_max: float,
     ) -> None: ...
-    def run(self, q: Any, table: Any, counts: Any, out: Any, logs: Any, observed: bool, judged: bool) -> StepResult:
-        """Answers q [q_heads, 1, head_dim] over the run as it is now. out: as q, contiguous. logs: float32 [3, q_heads, 1], the
-        logarithms of the sum of exp(scale * q.k) over everything; over the tokens read, without estimates; and over those left
-        out, estimated. Both arrays hold nothing unless the step is answered. observed: whether `observations` is to be asked.
-        judged: whether a head whose signs are outside of their ranges is read whole."""
+    def run(
+        self,
+        q: Any,
+        queries: Sequence[int],
+        causal: bool,
+        table: Any,
+        counts: Any,
+        out: Any,
+        logs: Any,
+        observed: bool,
+        judged: bool,
+    ) -> list[StepResult]:
+        """Answers some of the queries q [q_heads, n, head_dim], of the last n tokens of the run as it is now. queries: their
+        numbers. causal: whether each sees the window up to its own token alone. out: as q, [queries * q_heads, 1, head_dim],
+        contiguous. logs: float32 [queries, 3, q_heads], the logarithms of the sum of exp(scale * q.k) over everything; over the
+        tokens read, without estimates; and over those left out, estimated. Both arrays hold nothing of a query that is not
+        answered; but where a bound is exceeded, the last two logarithms are known. observed: whether `observations` is to be
+        asked. judged: whether a head whose signs are outside of their ranges is read whole."""
 
     def observations(self, result: StepResult, top: Any | None, lse: Any) -> list[tuple[int, bytes, bytes]]:
         """What the searches of an observed query showed that are to be told: the number of the search, and of `observe` the
         values [4, q_heads] and which of them are known, empty for all. result: of this step. top, lse: float32 [q_heads, 1], the
         largest q.k and the log of the sum of exp(scale * q.k) over everything, as far as they are known; None for the largest of
-        what was read and found, where the step was answered."""
+        what was read and found, where the step was answered or a bound was exceeded."""
 
 class Version:
     """A number that grows whenever a fact changes that plans depend on. Thread-safe."""

@@ -120,6 +120,8 @@ nb::capsule to_searcher(const PyBlocks& blocks, int rows_together, const void* i
                        [](void* p) noexcept { delete static_cast<Searcher*>(p); });
 }
 
+void bind_python_searcher(nb::module_& m);
+
 namespace flat {
 void bind(nb::module_& m);
 }

@@ -257,6 +257,7 @@ NB_MODULE(_native, m) {
     coarse::bind(m);
     graph::bind(m);
     quantized::bind(m);
+    bind_python_searcher(m);
     m.attr("CHUNK") = kChunk;
     bind_settings(m);
 }

@@ -13,20 +13,7 @@ from kvdb.attention.block_run import BlockReads, BlockRun
 from kvdb.attention.partition import HeadMask, SearchedSpan
 from kvdb.attention.state import AttentionState
 from kvdb.storage.block_layout import BlockLayout, bits
-from kvdb.types import Array
-
-
-@dataclass(frozen=True)
-class WindowAttention:
-    """The state over blocks that are read whole.
-
-    top: float32 `[q_heads, n]`, the largest q.k, -inf for none. floor: float32 `[q_heads, n]`, the largest q.k from which a range
-    is measured; it is less than `top` where the sink tokens do not count.
-    """
-
-    state: AttentionState
-    top: Array
-    floor: Array
+from kvdb.types import Array, Bools
 
 
 @dataclass(frozen=True)
@@ -45,12 +32,12 @@ class AttentionStats:
 
     scanned: the number of tokens looked at in any form. retrieved: the number of tokens attended, the mean over the queries.
     nbytes: the number of bytes read. kernel_ns: the time of the call; search_ns and gather_ns: of its searches, and of what
-    followed them. missed, missed_bound: the share of the softmax mass that
-    was left out, as an estimate and as a bound, both means over the queries. missed_bound_max: the largest bound. searches: the
-    searches that led to the answer. lse: float32 `[q_heads, n]`, over the tokens read, without estimates. missed_log: float32
-    `[q_heads, n]`, the logarithm of the estimated sum that was left out, -inf for none; None for an exact answer. signs: of
-    searches (`kvdb.attention.signs`). unlike: bool `[kv_heads]`, the heads that were read whole because of them. Both None for
-    none.
+    followed them. missed, missed_bound: the share of the softmax mass that was left out, as an estimate and as a bound, both
+    means over the queries. missed_bound_max: the largest bound. searches: those that led to the answer to one query. lse: float32
+    `[q_heads, n]`, over the tokens read, without estimates. missed_log: float32 `[q_heads, n]`, the logarithm of the estimated
+    sum that was left out, -inf for none; None for an exact answer. given_up: bool `[q_heads, n]`, the queries that some search
+    gave up; None where nothing was searched. signs: of searches (`kvdb.attention.signs`). unlike: bool `[kv_heads]`, the heads
+    that were read whole because of them. Both None for none.
     """
 
     scanned: float
@@ -63,6 +50,7 @@ class AttentionStats:
     searches: Sequence[IndexSearch] = ()
     lse: Float32 | None = None
     missed_log: Float32 | None = None
+    given_up: Bools | None = None
     signs: Float32 | None = None
     unlike: HeadMask | None = None
     search_ns: int = 0
@@ -101,15 +89,6 @@ def _attended(
     addresses, counts, placement = reads
     _native.attend(layout.native, bits(q), addresses, counts, new, scale, bits(out), lse, top, placement=placement)
     return AttentionState(out, lse), perf_counter_ns() - started
-
-
-def whole(layout: BlockLayout, reads: BlockReads, q: Array, new: int, scale: float) -> WindowAttention:
-    """`exact` over chosen blocks of a run, in float32, ready to be merged."""
-    out = np.empty(q.shape, np.float32)
-    lse, top = np.empty(q.shape[:2], np.float32), np.empty(q.shape[:2], np.float32)
-    addresses, counts, placement = reads
-    _native.attend(layout.native, bits(q), addresses, counts, new, scale, out, lse, top, placement=placement)
-    return WindowAttention(AttentionState(out, lse), top, floor=top)
 
 
 def attend_heads(  # noqa: PLR0913, PLR0917  # the kernel's

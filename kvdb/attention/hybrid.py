@@ -15,7 +15,7 @@ from indexes.widen import widened
 from kvdb.attention.device import Answer, DeviceAttention, Pending
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.partition import RunPartition
-from kvdb.attention.search import AttentionQuery
+from kvdb.attention.query import AttentionQuery
 from kvdb.attention.signs import signs_of, unlike_heads
 from kvdb.attention.sparse import exact, sparse
 from kvdb.attention.state import AttentionState, merge

@@ -54,8 +54,8 @@ class RunPartition:
     None if there are none. sinks: blocks [first, last) of the run that hold sink tokens, which are part of the window. guards:
     float32 `[kv_heads]`, the logarithm of the mass that a KV head may leave out, relative to the mass it reads; a head that is
     estimated to miss more is read whole. None if there is no such limit. ranges: float32 `[2, SIGNS, q_heads]`, the least and the
-    largest of each sign (`kvdb.attention.signs`); a head of which one is outside is read whole. None for no ranges. step: what
-    `kvdb.attention.step` prepared of it, and for what. widens: whether a bound on the missed mass took more than one search.
+    largest of each sign (`kvdb.attention.signs`); a head of which one is outside is read whole. None for no ranges. steps: what
+    `kvdb.attention.step` prepared of it, by what it is for. widens: whether a bound on the missed mass took more than one search.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RunPartition:
         self.device = device
         self.guards: Float32 | None = None
         self.ranges: Float32 | None = None
-        self.step: tuple[Any, Any] | None = None
+        self.steps: dict[Any, Any] = {}
         self.widens = False
         self.observes = any(part.observe is not None for part in self.searched)
         parts: tuple[SearchedSpan | ExactSpan, ...] = (*searched, *whole)
@@ -88,17 +88,9 @@ class RunPartition:
         self._sink_reads: BlockReads | None = None
         self._until: int | None = None
 
-    def window(self, run: BlockRun) -> BlockReads:
-        """The blocks that are read whole on the CPU. run: must be the same one, with the same overlay, at each call."""
-        return self._window.of(run)
-
-    def window_behind_sinks(self, run: BlockRun) -> BlockReads:
-        """The blocks of the window without those that hold sink tokens."""
-        return self._window_behind_sinks.of(run)
-
     def fixed_window(self, run: BlockRun) -> tuple[BlockReads, int]:
-        """The blocks of the window that no later token changes, and the block of the run from which on all others belong to the
-        window; -1 if none do."""
+        """The blocks of the window, which is read whole on the CPU, that no later token changes, and the block of the run from
+        which on all others belong to the window; -1 if none do. run: the same one, with the same overlay, at each call."""
         return self._window.fixed(run)
 
     def fixed_window_behind_sinks(self, run: BlockRun) -> tuple[BlockReads, int]:

@@ -1,11 +1,8 @@
 """What a query and its searches show for nothing, by which a query is told that is unlike those for which its way was proven."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from indexes.base import Float32
-from kvdb.attention.exact import IndexSearch
 from kvdb.attention.partition import HeadMask
 from kvdb.types import Array
 
@@ -43,14 +40,3 @@ def unlike_heads(signs: Float32, ranges: Float32 | None, kv_heads: int) -> HeadM
         return None
     heads: HeadMask = np.logical_or.reduce(outside(signs, ranges, kv_heads), axis=1)
     return heads if heads.any() else None
-
-
-def given_up_rows(searches: Sequence[IndexSearch], shape: tuple[int, ...]) -> HeadMask:
-    """The queries that all of the searches that were asked for them gave up, bool `[q_heads, n]`, of that shape."""
-    rows = np.ones(shape, np.bool_)
-    for search in searches:
-        active = search.part.active_heads
-        asked = True if active is None else np.repeat(active, shape[0] // len(active))[:, None]
-        dense = False if search.result.dense is None else search.result.dense
-        rows &= np.logical_or(dense, np.logical_not(asked))
-    return rows

@@ -1,30 +1,43 @@
-"""A decode step by native code: window, searches, merges and estimates are one call, prepared once for a plan.
+"""Queries that are searched for, by native code: window, searches, merges and estimates are one call, prepared once for a plan.
 
-It answers one query, where every index that the plan searches can be asked by native code. What is rare is left to
-`kvdb.attention.sparse`, which does the same from Python: several queries, a bound on the missed mass that one search does not
-prove, and kinds of index that are written in Python.
+Several queries are as many steps in one call, each of which sees what came before it; those that ask one index for the same are
+searched together.
 """
 
 from collections.abc import Sequence
 from math import inf
-from time import perf_counter_ns
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
 import kvdb._native as _native
 from indexes.base import SearchResult
-from indexes.retrieval import Dipr, Exact, Retrieval, TopK
+from indexes.retrieval import Dipr, Retrieval, TopK, TopP
 from indexes.searcher import searcher_of
-from kvdb.attention.exact import AttentionStats, IndexSearch
+from kvdb.attention.exact import IndexSearch
 from kvdb.attention.observation import Observation
 from kvdb.attention.partition import RunPartition, SearchedSpan
-from kvdb.attention.search import FOUND_SHARE_MAX, WHOLE_SHARE_MAX, AttentionQuery, shared_retrieval
-from kvdb.attention.signs import SIGNS
-from kvdb.attention.state import AttentionState
+from kvdb.attention.query import AttentionQuery
 from kvdb.storage.block_layout import bits
-from kvdb.types import MEASURES, Float32
+from kvdb.types import MEASURES, Array, Float32
 from query_optimizer.query_options import QueryOptions
+
+FOUND_SHARE_MAX = 0.04
+"""If more than this share of the searched tokens was found, reading all of them costs less than picking the found ones."""
+WHOLE_SHARE_MAX = 0.5
+"""If more than this share of the KV heads is to be read whole, all are, because a page holds the tokens of all heads."""
+STEPS_MAX = 64
+"""So many steps of one partition are kept: some options, each with a few retrievals."""
+
+
+class StepAnswers(NamedTuple):
+    """Answers to some queries of a call. results: of each. out: `[queries, q_heads, head_dim]`. logs: float32 `[queries, 3,
+    q_heads]`, of the answer, of what was read, and of what was left out, see `_native.Step.run`. searches: of each result."""
+
+    results: Sequence[_native.StepResult]
+    out: Array
+    logs: Float32
+    searches: "Sequence[StepSearches]"
 
 
 class PreparedStep:
@@ -34,57 +47,29 @@ class PreparedStep:
         self.native = native
         self._searched = searched
 
-    def observe(self, observations: Sequence[tuple[int, bytes, bytes]]) -> None:
-        """Tell the parts what the searches of observed queries showed, as `_native.Step.observations` has it."""
+    def run(self, query: AttentionQuery, queries: Sequence[int], *, causal: bool, observed: bool = False) -> StepAnswers:
+        """Answer some queries of the call. queries: their numbers. causal: whether each sees the window up to its own token
+        alone. observed: whether `observe` follows."""
+        run, (heads, _, head_dim) = query.run, query.q.shape
+        out = np.empty((len(queries) * heads, 1, head_dim), query.q.dtype)
+        logs = np.empty((len(queries), 3, heads), np.float32)
+        asked = bits(query.q), list(queries), causal, run.addresses, run.counts
+        results = self.native.run(*asked, bits(out), logs, observed, query.judged)
+        searches = [StepSearches(self._searched, result) for result in results]
+        return StepAnswers(results, out.reshape(len(queries), heads, head_dim), logs, searches)
+
+    def observe(self, result: _native.StepResult, top: Float32 | None, lse: Float32) -> None:
+        """Tell the parts what an observed query showed. top: the largest q.k over everything, None for that of what was read and
+        found. lse: over everything, as far as it is known. Both float32 `[q_heads, 1]`."""
+        self.tell(self.native.observations(result, top, lse))
+
+    def tell(self, observations: Sequence[tuple[int, bytes, bytes]]) -> None:
+        """Tell the parts observations, as `_native.Step.observations` has them."""
         for number, values, seen in observations:
             observe = self._searched[number][0].observe
             assert observe is not None
             known = np.frombuffer(seen, np.bool_).reshape(len(MEASURES), -1) if seen else None
             observe(Observation(np.frombuffer(values, np.float32).reshape(len(MEASURES), -1), known))
-
-    def observe_whole(self, searches: Sequence[IndexSearch], top: Float32, lse: Float32) -> None:
-        """Tell the parts what an observed query showed for which everything was read in the end. searches: of the statistics.
-        top, lse: float32 `[q_heads, 1]`, over everything."""
-        assert isinstance(searches, StepSearches)
-        self.observe(self.native.observations(searches.result, top, lse))
-
-    def answer(self, query: AttentionQuery) -> tuple[AttentionState | None, AttentionStats]:
-        """The state, or None where everything is to be read, or where the bound on the missed mass is not proven, which the
-        statistics say; then they are of what was spent to find that out. Raises NonFiniteError."""
-        started = perf_counter_ns()
-        q, run = query.q, query.run
-        out, logs = np.empty(q.shape, q.dtype), np.empty((3, q.shape[0], 1), np.float32)
-        result = self.native.run(bits(q), run.addresses, run.counts, bits(out), logs, query.observed, query.judged)
-        searches = StepSearches(self._searched, result)
-        if result.end == _native.StepEnd.not_finite:
-            logs[0] = np.nan
-        lse, read, missed = logs
-        if query.observed and result.end == _native.StepEnd.answered:
-            self.observe(self.native.observations(result, None, np.logaddexp(read, missed)))
-        signs, unlike = result.signs(), result.unlike()
-        stats = AttentionStats(
-            scanned=result.scanned,
-            retrieved=result.retrieved,
-            nbytes=result.nbytes,
-            kernel_ns=perf_counter_ns() - started,
-            missed=result.missed,
-            missed_bound=result.bound,
-            missed_bound_max=result.bound_max,
-            searches=searches,
-            lse=read,
-            missed_log=missed,
-            signs=signs.reshape(SIGNS, -1, 1) if len(signs) else None,
-            unlike=unlike.view(np.bool_) if unlike.any() else None,
-            search_ns=result.search_ns,
-            gather_ns=result.gather_ns,
-        )
-        ended = result.end in {_native.StepEnd.reads_everything, _native.StepEnd.bound_exceeded}
-        return None if ended else AttentionState(out, lse), stats
-
-    @staticmethod
-    def exceeded(searches: Sequence[IndexSearch]) -> bool:
-        """Whether an answer's searches did not prove the bound on the missed mass."""
-        return isinstance(searches, StepSearches) and searches.result.end == _native.StepEnd.bound_exceeded
 
 
 class StepSearches(Sequence[IndexSearch]):
@@ -92,10 +77,10 @@ class StepSearches(Sequence[IndexSearch]):
 
     def __init__(self, searched: Sequence[tuple[SearchedSpan, Retrieval]], result: _native.StepResult) -> None:
         self._searched = searched
-        self.result = result
+        self._result = result
 
     def __len__(self) -> int:
-        return self.result.searches
+        return self._result.searches
 
     @overload
     def __getitem__(self, number: int) -> IndexSearch: ...
@@ -108,7 +93,7 @@ class StepSearches(Sequence[IndexSearch]):
             raise IndexError(number)
         number %= len(self)
         part, retrieval = self._searched[number]
-        offsets, ids, scores, scanned, nbytes, missed, bound, tail, dense, ns = self.result.found(number)
+        offsets, ids, scores, scanned, nbytes, missed, bound, tail, dense, ns = self._result.found(number)
         shape = len(offsets) - 1, 1
         tails = tail.reshape(*shape, -1) if tail.size else None
         flags = dense.view(np.bool_).reshape(shape)
@@ -116,64 +101,32 @@ class StepSearches(Sequence[IndexSearch]):
         return IndexSearch(part, retrieval, found, ns)
 
 
-def prepared_step(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> PreparedStep | None:
-    """The step of a partition, made when it is first asked for; None where the query is for Python."""
-    if query.q.shape[1] != 1 or (query.options.max_missed_mass is not None and partition.widens):
-        return None
-    key = query.options, retrieval
-    if partition.step is None or partition.step[0] != key:
-        partition.step = key, _prepare(query, partition, retrieval)
-    return partition.step[1]
+def prepared_step(
+    query: AttentionQuery, partition: RunPartition, retrieval: Retrieval, *, widened: bool = False, tight: bool = False
+) -> PreparedStep:
+    """The step of a partition, made when it is first asked for. widened: whether the retrieval replaces those that parts name.
+    tight: whether searches spend more time on a smaller bound on what they miss."""
+    key = query.options, retrieval, tight
+    made: PreparedStep | None = partition.steps.get(key)
+    if made is None:
+        if len(partition.steps) >= STEPS_MAX:
+            partition.steps.clear()
+        made = partition.steps[key] = _prepare(query, partition, retrieval, widened, tight)
+    return made
 
 
 def made_step(partition: RunPartition, options: QueryOptions, retrieval: Retrieval) -> PreparedStep | None:
     """The step of a partition, if it was made for these options and answers by itself."""
-    if (
-        partition.step is None
-        or (options.max_missed_mass is not None and partition.widens)
-        or partition.step[0] != (options, retrieval)
-    ):
+    if options.max_missed_mass is not None and partition.widens:
         return None
-    made: PreparedStep | None = partition.step[1]
+    made: PreparedStep | None = partition.steps.get((options, retrieval, False))
     return made
 
 
-def _search(
-    query: AttentionQuery, partition: RunPartition, part: SearchedSpan, retrieval: Retrieval
-) -> tuple[object, ...] | None:
-    """One part as `_native.Step` takes it; None where only Python can search it."""
-    tail = part.index.estimates_tail and (part.estimate_tail or query.options.estimate_tail)
-    searcher = searcher_of(part.index, retrieval, query.scale, estimate_tail=tail)
-    if searcher is None:
-        return None
-    blocks = tuple(partition.blocks(query.run, part.span))
-    turn = None if part.turn is None else (part.turn.cos, part.turn.sin, part.turn.interleaved)
-    cut = None if query.options.estimate_tail else _cut(retrieval, query.scale)
-    asked = part.active_heads, part.hidden, part.observe is not None, turn, cut
-    return searcher, part.span.begin, part.span.end, blocks, *asked
-
-
-def _cut(retrieval: Retrieval, scale: float) -> tuple[_native.StepCut, float] | None:
-    """Which of the tokens found count once all searches were made, as `kvdb.attention.merge_found` has it; None for all."""
-    match retrieval:
-        case Dipr():
-            return _native.StepCut.range, retrieval.beta(scale)
-        case TopK(k):
-            return _native.StepCut.top_k, float(k)
-    return None
-
-
-def _prepare(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval) -> PreparedStep | None:
-    layout, run = query.layout, query.run
-    searched, searches, limit = [], [], query.options.max_missed_mass
-    for part in partition.searched:
-        own = part.retrieval if limit is None else None
-        asked = shared_retrieval(own or retrieval, partition)
-        search = _search(query, partition, part, asked)
-        if search is None or isinstance(retrieval, Exact):
-            return None
-        searched.append((part, asked))
-        searches.append(search)
+def _prepare(query: AttentionQuery, partition: RunPartition, retrieval: Retrieval, widened: bool, tight: bool) -> PreparedStep:
+    layout, run, limit = query.layout, query.run, query.options.max_missed_mass
+    asked = [retrieval if widened or part.retrieval is None else part.retrieval for part in partition.searched]
+    searched = [(part, _shared(own, partition)) for part, own in zip(partition.searched, asked, strict=True)]
     apart = partition.sinks and query.ignores_sinks
     window, grows_from = (partition.fixed_window_behind_sinks if apart else partition.fixed_window)(run)
     native = _native.Step(
@@ -183,7 +136,7 @@ def _prepare(query: AttentionQuery, partition: RunPartition, retrieval: Retrieva
         tuple(window),
         grows_from,
         tuple(partition.sink_blocks(run)) if apart else None,
-        searches,
+        [_search(query, partition, part, own, tight) for part, own in searched],
         [(tuple(partition.blocks(run, part.span)), part.span.tokens, part.heads) for part in partition.whole],
         partition.tokens,
         partition.guards,
@@ -193,3 +146,35 @@ def _prepare(query: AttentionQuery, partition: RunPartition, retrieval: Retrieva
         inf if limit is None else limit,
     )
     return PreparedStep(native, searched)
+
+
+def _search(
+    query: AttentionQuery, partition: RunPartition, part: SearchedSpan, retrieval: Retrieval, tight: bool
+) -> tuple[object, ...]:
+    """One part as `_native.Step` takes it."""
+    tail = part.index.estimates_tail and (part.estimate_tail or query.options.estimate_tail)
+    searcher = searcher_of(part.index, retrieval, query.scale, estimate_tail=tail, tight=tight)
+    blocks = tuple(partition.blocks(query.run, part.span))
+    turn = None if part.turn is None else (part.turn.cos, part.turn.sin, part.turn.interleaved)
+    cut = None if query.options.estimate_tail else _cut(retrieval, query.scale)
+    asked = part.active_heads, part.hidden, part.observe is not None, turn, cut
+    return searcher, part.span.begin, part.span.end, blocks, *asked
+
+
+def _cut(retrieval: Retrieval, scale: float) -> tuple[_native.StepCut, float] | None:
+    """Which of the tokens found count once all searches were made; None for all."""
+    match retrieval:
+        case Dipr():
+            return _native.StepCut.range, retrieval.beta(scale)
+        case TopK(k):
+            return _native.StepCut.top_k, float(k)
+    return None
+
+
+def _shared(retrieval: Retrieval, partition: RunPartition) -> Retrieval:
+    """The retrieval for one of several parts, chosen so that all of them together find what the query needs."""
+    if isinstance(retrieval, TopK):
+        return TopK(min(retrieval.k, partition.tokens))  # the caller may ask for any number
+    if isinstance(retrieval, TopP) and len(partition.searched) > 1:
+        return TopP(1 - (1 - retrieval.p) / len(partition.searched))  # each part may miss an equal share of what all may miss
+    return retrieval

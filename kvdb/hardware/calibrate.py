@@ -19,7 +19,7 @@ from indexes.base import Queries
 from indexes.retrieval import Dipr, TopK
 from kvdb.attention.block_run import BlockRun, Span
 from kvdb.attention.partition import RunPartition, SearchedSpan
-from kvdb.attention.search import AttentionQuery
+from kvdb.attention.query import AttentionQuery
 from kvdb.attention.step import prepared_step
 from kvdb.config import StorageConfig
 from kvdb.hardware.kernels import KernelTimes
@@ -196,13 +196,12 @@ class _Measuring:
         run.refresh(0)
         query = AttentionQuery(self._layout, run, q, SPEC.softmax_scale, options)
         made = prepared_step(query, RunPartition([SearchedSpan(index, Span(0, size, 0))], size), retrieval)
-        assert made is not None
         like = np.empty(0, SPEC.numpy_dtype)
         steps = _native.LayerSteps(self._layout.native, SPEC.q_heads, SPEC.softmax_scale, like)
         steps.follow(options, made.native, *run.arrays, run.blocks, None, run.tokens, size - 1, [])
         searched: list[int] = []
         step_s = self._cold(lambda: steps.step(q, k, k, options, None))
-        self._cold(lambda: searched.append(made.answer(query)[1].searches[0].ns))
+        self._cold(lambda: searched.append(made.run(query, [0], causal=False).searches[0][0].ns))
         return self._cold(lambda: self._attend(window - size, q)), step_s, sorted(searched)[len(searched) // 4] * 1e-9
 
     def _cold(self, run: Callable[[], object]) -> float:

@@ -132,32 +132,48 @@ PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyRea
     return step;
 }
 
-StepResult py_run(const PyStep& step, const ConstArray& q, const TableArray& table,
-                  const CountsArray& counts, const Array& out, const LogsArray& logs, bool observed,
-                  bool judged) {
+std::vector<StepResult> py_run(const PyStep& step, const ConstArray& q,
+                               const std::vector<std::int64_t>& queries, bool causal,
+                               const TableArray& table, const CountsArray& counts,
+                               const Array& out, const LogsArray& logs, bool observed,
+                               bool judged) {
     const StepPlan& plan = step.plan;
     const Geometry& geometry = plan.geometry;
-    StepCall call{};
-    call.query = rows_of(q, plan.q_heads, 1, geometry, geometry.dtype, "q");
-    const Rows to = rows_of(out, plan.q_heads, 1, geometry, geometry.dtype, "out");
-    if (to.head_stride != geometry.head_dim) fail("out is not contiguous");
-    check_shape(logs, {3, plan.q_heads, 1}, "logs");
-    call.table = table.data();
-    call.counts = counts.data();
-    call.blocks = static_cast<std::int64_t>(table.shape(0));
-    if (counts.shape(0) != table.shape(0) || plan.grows_from > call.blocks) {
-        fail("the run has " + std::to_string(call.blocks) + " blocks and " +
+    const std::int64_t n = tokens_of(q, "q"), heads = plan.q_heads;
+    const auto asked = static_cast<std::int64_t>(queries.size());
+    const Rows from = rows_of(q, heads, n, geometry, geometry.dtype, "q");
+    const Rows to = rows_of(out, asked * heads, 1, geometry, geometry.dtype, "out");
+    if (asked > 0 && to.head_stride != geometry.head_dim) fail("out is not contiguous");
+    check_shape(logs, {asked, 3, heads}, "logs");
+    const auto blocks = static_cast<std::int64_t>(table.shape(0));
+    if (counts.shape(0) != table.shape(0) || plan.grows_from > blocks) {
+        fail("the run has " + std::to_string(blocks) + " blocks and " +
              std::to_string(counts.shape(0)) + " counts; expected as many, and at least " +
              std::to_string(plan.grows_from));
     }
-    call.out = to.data;
-    call.lse = logs.data();
-    call.read_lse = logs.data() + plan.q_heads;
-    call.missed = logs.data() + 2 * plan.q_heads;
-    call.observed = observed;
-    call.unlike = judged ? Unlike::read_whole : Unlike::answered;
+    const auto width = static_cast<std::int64_t>(geometry.element_bytes());
+    std::vector<PlannedCall> calls;
+    for (std::int64_t i = 0; i < asked; ++i) {
+        const std::int64_t query = queries[i];
+        if (query < 0 || query >= n) fail("there is no query " + std::to_string(query));
+        float* own = logs.data() + i * 3 * heads;
+        StepCall call{};
+        call.query = {static_cast<char*>(from.data) + query * from.token_stride * width,
+                      from.head_stride, from.token_stride};
+        call.table = table.data();
+        call.counts = counts.data();
+        call.blocks = blocks;
+        call.unseen = causal ? n - 1 - query : 0;
+        call.out = static_cast<char*>(to.data) + i * heads * geometry.row_bytes();
+        call.lse = own;
+        call.read_lse = own + heads;
+        call.missed = own + 2 * heads;
+        call.observed = observed;
+        call.unlike = judged ? Unlike::read_whole : Unlike::answered;
+        calls.push_back({&plan, call});
+    }
     const ReleaseGil release;
-    return run_step(plan, call);
+    return run_steps(calls);
 }
 
 template <class T>
@@ -185,7 +201,8 @@ nb::list py_observations_of(const PyStep& step, const StepResult& result,
             fail("the result is of another step");
         }
     }
-    if (!top && result.end != StepEnd::answered) fail("the largest scores are not known");
+    const bool ended = result.end == StepEnd::answered || result.end == StepEnd::bound_exceeded;
+    if (!top && !ended) fail("the largest scores are not known");
     if (top) check_shape(*top, {plan.q_heads, 1}, "top");
     check_shape(lse, {plan.q_heads, 1}, "lse");
     return py_observations(observations(plan, result, top ? top->data() : nullptr, lse.data()));
@@ -226,6 +243,7 @@ void bind_step(nb::module_& m) {
         .def_ro("gather_ns", &StepResult::gather_ns)
         .def("signs", [](const StepResult& self) { return numpy_of(self.signs); })
         .def("unlike", [](const StepResult& self) { return numpy_of(self.unlike); })
+        .def("given_up", [](const StepResult& self) { return numpy_of(self.given_up()); })
         .def("found", &py_found, "search"_a);
     nb::class_<PyStep>(m, "Step")
         .def(
@@ -243,8 +261,8 @@ void bind_step(nb::module_& m) {
             "geometry"_a, "q_heads"_a, "scale"_a, "window"_a, "grows_from"_a, "sinks"_a.none(),
             "searches"_a, "whole"_a, "tokens"_a, "guards"_a.none(), "ranges"_a.none(),
             "found_share_max"_a, "whole_share_max"_a, "bound_max"_a)
-        .def("run", &py_run, "q"_a, "table"_a, "counts"_a, "out"_a, "logs"_a, "observed"_a,
-             "judged"_a)
+        .def("run", &py_run, "q"_a, "queries"_a, "causal"_a, "table"_a, "counts"_a, "out"_a,
+             "logs"_a, "observed"_a, "judged"_a)
         .def("observations", &py_observations_of, "result"_a, "top"_a.none(), "lse"_a);
 }
 

@@ -194,12 +194,6 @@ void py_merge_tail(const Geometry& geometry, const StateArray& state_out,
     attend_retrieved(call);
 }
 
-nb::tuple py_share(const ConstLseArray& missed, const ConstLseArray& lse) {
-    check_shape(missed, {lse.shape(0), lse.shape(1)}, "missed");
-    const Share share = share_of(missed.data(), lse.data(), lse.size());
-    return nb::make_tuple(share.mean, share.largest);
-}
-
 std::uint64_t py_read_blocks(const Geometry& geometry, const TableArray& table) {
     const ReleaseGil release;
     return read_blocks(geometry, table_of(table));
@@ -242,11 +236,9 @@ NB_MODULE(_native, m) {
           "scores"_a, "scale"_a, "state_out"_a, "state_lse"_a, "out"_a, "lse"_a);
     m.def("merge_tail", &py_merge_tail, "geometry"_a, "state_out"_a, "state_lse"_a, "tail_out"_a,
           "tail_lse"_a, "out"_a, "lse"_a);
-    m.def("share", &py_share, "missed"_a, "lse"_a);
     bind_checksum(m);
     bind_file_reads(m);
     bind_pages(m);
-    bind_observe(m);
     bind_moves(m);
     bind_step(m);
     bind_layer_steps(m);

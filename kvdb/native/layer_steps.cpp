@@ -64,7 +64,7 @@ class Answers {
             }
             float* logs = layer.logs();
             calls.push_back({course.plan,
-                             {tokens_[i].q, course.table, course.counts, course.blocks,
+                             {tokens_[i].q, course.table, course.counts, course.blocks, 0,
                               tokens_[i].out, logs, logs + layer.q_heads, logs + 2 * layer.q_heads,
                               layer.observes_next(), Unlike::refused}});
             numbers.push_back(i);

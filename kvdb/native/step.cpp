@@ -60,6 +60,15 @@ bool search_next(std::vector<StepRun>& steps, const std::vector<PlannedCall>& ca
 
 }  // namespace
 
+std::vector<std::uint8_t> StepResult::given_up() const {
+    std::vector<std::uint8_t> rows;
+    for (const indexes::SearchResult& one : found) {
+        rows.resize(one.dense.size());
+        for (std::size_t row = 0; row < rows.size(); ++row) rows[row] |= one.dense[row];
+    }
+    return rows;
+}
+
 std::vector<StepResult> run_steps(const std::vector<PlannedCall>& calls) {
     std::vector<StepRun> steps;
     steps.reserve(calls.size());
@@ -77,10 +86,6 @@ std::vector<StepResult> run_steps(const std::vector<PlannedCall>& calls) {
         result.gather_ns = nanoseconds(gathered - searched, calls.size());
     }
     return results;
-}
-
-StepResult run_step(const StepPlan& plan, const StepCall& call) {
-    return std::move(run_steps({{&plan, call}})[0]);
 }
 
 }  // namespace kvdb

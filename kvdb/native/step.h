@@ -91,11 +91,12 @@ struct StepCall {
     const std::uint64_t* table;  // of the run
     const std::int32_t* counts;
     std::int64_t blocks;
-    void* out;              // as the query
-    float* lse;             // [q_heads]
-    float* read_lse;        // [q_heads] over the tokens read, without estimates
-    float* missed;          // [q_heads] log of the estimated sum that was left out
-    bool observed = false;  // whether the result shows what the query wanted
+    std::int64_t unseen = 0;  // how many of the window's last tokens come after the query
+    void* out;                // as the query
+    float* lse;               // [q_heads]
+    float* read_lse;          // [q_heads] over the tokens read, without estimates
+    float* missed;            // [q_heads] log of the estimated sum that was left out
+    bool observed = false;    // whether the result shows what the query wanted
     Unlike unlike = Unlike::read_whole;
 };
 
@@ -122,6 +123,9 @@ struct StepResult {
     StepShown shown;
     std::vector<float> signs;          // [kSigns][q_heads], NaN where a search gave up
     std::vector<std::uint8_t> unlike;  // [kv_heads], those that were outside of their ranges
+
+    // [q_heads] the rows that some search gave up.
+    std::vector<std::uint8_t> given_up() const;
 };
 
 // A call and the plan that answers it.
@@ -130,9 +134,8 @@ struct PlannedCall {
     StepCall call;
 };
 
-// Where the end is not `answered`, out, lse, read_lse and missed hold nothing. Searches of several
-// that ask one index for the same are one search.
+// Where the end is not `answered`, out and lse hold nothing, and read_lse and missed only where a
+// bound is exceeded. Searches of several that ask one index for the same are one search.
 std::vector<StepResult> run_steps(const std::vector<PlannedCall>& calls);
-StepResult run_step(const StepPlan& plan, const StepCall& call);
 
 }  // namespace kvdb

@@ -30,6 +30,19 @@ void raise(const std::vector<float>& values, std::vector<float>& to) {
     for (std::size_t i = 0; i < to.size(); ++i) to[i] = std::max(to[i], values[i]);
 }
 
+// Leaves out the last tokens.
+void shorten(StepBlocks& blocks, std::int64_t tokens) {
+    while (tokens > 0) {
+        if (blocks.counts.empty()) throw std::invalid_argument("the window has too few tokens");
+        const auto here = std::min<std::int64_t>(tokens, blocks.counts.back());
+        blocks.counts.back() -= static_cast<std::int32_t>(here);
+        tokens -= here;
+        if (blocks.counts.back() > 0) return;
+        blocks.counts.pop_back();
+        blocks.table.pop_back();
+    }
+}
+
 bool any_of(const std::vector<std::uint8_t>& heads) {
     return std::any_of(heads.begin(), heads.end(), [](std::uint8_t head) { return head != 0; });
 }
@@ -79,6 +92,7 @@ void StepRun::begin() {
         window.counts.insert(window.counts.end(), call_.counts + plan_.grows_from,
                              call_.counts + call_.blocks);
     }
+    shorten(window, call_.unseen);
     attend_blocks(plan_, call_.query, window, window_, floor_.data(), 0, heads_);
     window_tokens_ = tokens_of(window);
     window_bytes_ = bytes_of(plan_, window);
@@ -154,9 +168,9 @@ StepResult StepRun::finish() {
     }
     result_.missed = share_of(missed_.data(), state_.lse.data(), missed_.size());
     result_.bound = share_of(bound_.data(), state_.lse.data(), bound_.size());
-    if (!(result_.bound.largest <= plan_.bound_max)) return ended(StepEnd::bound_exceeded);
     std::copy(state_.lse.begin(), state_.lse.end(), call_.read_lse);
     std::copy(missed_.begin(), missed_.end(), call_.missed);
+    if (!(result_.bound.largest <= plan_.bound_max)) return ended(StepEnd::bound_exceeded);
     return ended(merge_estimates() ? StepEnd::answered : StepEnd::not_finite);
 }
 

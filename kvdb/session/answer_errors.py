@@ -20,9 +20,8 @@ def head_errors(out: Array, exact: Array, kv_heads: int) -> Float32:
 def given_up_heads(stats: AttentionStats, kv_heads: int, n: int) -> Bools:
     """The KV heads that were read whole because a search gave up on a query, bool `[kv_heads, n]`."""
     heads = np.full((kv_heads, n), stats.missed_log is None)
-    for search in stats.searches:
-        if search.result.dense is not None:
-            heads |= search.result.dense.reshape(kv_heads, -1, n).any(axis=1)
+    if stats.given_up is not None:
+        heads |= stats.given_up.reshape(kv_heads, -1, n).any(axis=1)
     return heads
 
 

@@ -14,7 +14,7 @@ import kvdb.validate as validate
 from kvdb.attention.device import DeviceFailed, Pending, TailHasNoRoom
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.hybrid import hybrid_attention
-from kvdb.attention.search import AttentionQuery
+from kvdb.attention.query import AttentionQuery
 from kvdb.attention.sparse import sparse
 from kvdb.attention.state import AttentionState, beyond_float32
 from kvdb.catalog.snapshot import Snapshot
@@ -252,7 +252,7 @@ class Layer:
             self._course = None
         if not self.tail.layout.finite(state.out, state.lse):
             raise beyond_float32()
-        self.segment_counters.count(1, n, options, stats, self.run.tokens, searched=bool(stats.searches))
+        self.segment_counters.count(1, n, options, stats, self.run.tokens, searched=stats.given_up is not None)
         self.audits.answered(prepared, comparison, q, state.out, stats, options, self.execute)
         return state.out, stats
 

@@ -250,7 +250,7 @@ class NativeSteps:
         if tells(1, self._course.options):
             self._observed.pass_by(steps)
         if self._step is not None:
-            self._step.observe(self.native.take_observations())
+            self._step.tell(self.native.take_observations())
 
     def _recent(self) -> tuple[Array, Array] | None:
         """See `StepsTaken`."""

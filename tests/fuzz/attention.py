@@ -72,19 +72,6 @@ def attended(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     scores = rng.standard_normal(len(ids)).astype(np.float32)
     native.attend_retrieved(geometry, table, offsets, ids, scores, 0.1, out, lse, out.copy(), lse.copy())
     native.merge_tail(geometry, out, lse, out.copy(), lse.copy(), out.copy(), lse.copy())
-    native.share(lse, lse.copy())
-    observed(rng, native, geometry.kv_heads, offsets, scores, lse.reshape(-1))
-
-
-def observed(rng: np.random.Generator, native: Any, kv_heads: int, offsets: Any, scores: Any, lse: Any) -> None:
-    """The largest score of each row, and measures of what was retrieved."""
-    rows = len(lse)
-    dense = rng.random(rows) < 0.2 if rng.random() < 0.5 else None
-    active = rng.random(kv_heads) < 0.5 if rng.random() < 0.5 else None
-    window = rng.standard_normal(rows).astype(np.float32)
-    top, values, seen = window.copy(), np.zeros((4, rows), np.float32), np.zeros((4, rows), bool)
-    native.raise_top(offsets, scores, dense, top)
-    native.observe(offsets, scores, dense, active, kv_heads, 100.0, window, top, lse, 0.1, values, seen)
 
 
 def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, q: Any) -> None:
@@ -148,14 +135,14 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
             0.9,
             bound,
         )
-        result = made.run(q, table, counts, out, logs, observed, observed)
-        made.observations(result, None if result.end == native.StepEnd.answered else logs[0], logs[1])
+        (result,) = made.run(q, [0], observed, table, counts, out, logs, observed, observed)
+        made.observations(result, None if result.end == native.StepEnd.answered else logs[0, 0], logs[0, 1][:, None])
         [native.StepResult.found(result, i) for i in range(result.searches)]
         native.StepResult.signs(result)
         native.StepResult.unlike(result)
 
     begin, end = sorted(rng.integers(0, tokens + 1, 2).tolist())
-    grows, logs = int(rng.integers(-1, blocks + 1)), np.zeros((3, heads, 1), np.float32)
+    grows, logs = int(rng.integers(-1, blocks + 1)), np.zeros((1, 3, heads), np.float32)
     cos, sin = rng.standard_normal((2, int(rng.integers(0, geometry.head_dim // 2 + 1)))).astype(np.float32)
     turn = (cos, sin, bool(rng.random() < 0.5)) if rng.random() < 0.5 else None
     cut = [(native.StepCut.range, 2.0), (native.StepCut.top_k, 5.0)][rng.integers(2)]

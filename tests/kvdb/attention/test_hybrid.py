@@ -9,7 +9,7 @@ from kvdb.attention.block_run import BlockRun, Span
 from kvdb.attention.device import Answer
 from kvdb.attention.hybrid import hybrid_attention
 from kvdb.attention.partition import RunPartition
-from kvdb.attention.search import AttentionQuery
+from kvdb.attention.query import AttentionQuery
 from kvdb.attention.state import AttentionState
 from kvdb.config import StorageConfig
 from kvdb.storage.store import BlockStore

@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 
 import kvdb
-import kvdb._native as native
-from indexes.base import SearchResult
 from indexes.retrieval import Dipr, TopK, TopP
 from kvdb.attention.block_run import BlockRun, Span
-from kvdb.attention.observation import largest, observation
 from kvdb.attention.partition import RunPartition, SearchedSpan
-from kvdb.attention.search import AttentionQuery
+from kvdb.attention.query import AttentionQuery
 from kvdb.attention.sparse import sparse
 from kvdb.config import StorageConfig
 from kvdb.storage.store import BlockStore
-from kvdb.types import MEASURES
 from query_optimizer.query_options import QueryOptions
 from tests.scan import Scan
 
@@ -160,92 +156,3 @@ def test_queries_that_were_left_are_dense_and_reading_everything_measures_them(l
 @pytest.mark.parametrize("layer", [((), tuple(range(HEADS)), ())], indirect=True)
 def test_parts_behind_one_that_left_everything_are_not_observed(layer):
     assert [len(shown) for shown in layer.ask(QueryOptions(Dipr(ALPHA)))] == [1, 1, 0]
-
-
-def result(rows, dense=None):
-    """A search of one query for each row of scores."""
-    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-    scores = np.concatenate([*rows, []]).astype(np.float32)
-    none = np.full((len(rows), 1), -np.inf, np.float32)
-    return SearchResult(offsets, np.zeros(len(scores), np.int32), scores, 60, 0, none, none, None, dense)
-
-
-def column(*values):
-    return np.array(values, np.float32)[:, None]
-
-
-def test_heads_that_were_not_asked_are_not_observed():
-    rows = [[1, 3], [], [2], [5]]
-    asked = np.array([False, True])
-    one = observation(result(rows), 2, 10, asked, column(4, 4, 4, 4), column(4, 4, 4, 5), 1.0)
-    assert one.seen.tolist() == [[False, False, True, True]] * 4
-    assert one.values[:, 2:] == pytest.approx(np.array([[0.1, 0.1], [0, 0], [1, 1], [1, 0]]))
-
-
-def test_of_queries_that_were_left_a_search_alone_does_not_tell_the_largest():
-    rows = [[1, 3], []]
-    dense = np.array([[False], [True]])
-    columns = column(4, 4), column(4, 5)
-    one = observation(result(rows, dense), 2, 10, None, *columns, 1.0)
-    assert one.seen.tolist() == [[True, True], [True, True], [True, False], [True, False]]
-    assert one.values.tolist() == [[pytest.approx(0.2), 1], [0, 1], [1, 0], [1, 0]]
-    one = observation(result(rows, dense), 2, 10, None, *columns, 1.0, top=column(4, 4.5))
-    assert one.seen is None
-    assert one.values[:, 1] == pytest.approx([1, 1, np.exp(-0.5), 0])
-
-
-def test_nothing_found_and_no_window_is_not_a_number_nowhere():
-    one = observation(result([[], [1]]), 1, 10, None, column(-np.inf, -np.inf), column(-np.inf, 1), 1.0)
-    assert np.isfinite(one.values).all()
-    assert one.seen.tolist() == [[True, True], [True, True], [False, True], [False, True]]
-    assert one.values[:, 1].tolist() == pytest.approx([0.1, 0, 1, 0])
-
-
-@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 100, 1000])
-def test_the_largest_of_rows_of_any_length(count, rng):
-    rows = [rng.standard_normal(n) for n in (count, 0, count + 1)]
-    window = column(0.5, 0.5, -9)
-    top = largest([result(rows), result(rows[::-1])], window)
-    both = np.concatenate([rows[0], rows[2]]).astype(np.float32)
-    assert top.ravel().tolist() == [max(both.max(), 0.5), 0.5, both.max()]
-    assert window.tolist() == [[0.5], [0.5], [-9]]
-
-
-RIGHT = {
-    "offsets": np.array([0, 1, 2]),
-    "scores": np.zeros(2, np.float32),
-    "dense": None,
-    "active_heads": None,
-    "kv_heads": 1,
-    "tokens": 5.0,
-    "window": np.zeros(2, np.float32),
-    "top": np.zeros(2, np.float32),
-    "lse": np.zeros(2, np.float32),
-    "scale": 1.0,
-    "values": np.zeros((len(MEASURES), 2), np.float32),
-    "seen": np.zeros((len(MEASURES), 2), bool),
-}
-WRONG = {
-    "offsets": [np.zeros(0, np.int64), np.array([0, 2, 1]), np.array([0, 1, 3]), np.array([1, 1, 2]), np.array([0, 2])],
-    "scores": [np.zeros(3, np.float32)],
-    "dense": [np.zeros(3, bool)],
-    "active_heads": [np.zeros(2, bool)],
-    "kv_heads": [0, -1, 3],
-    "tokens": [0.0, -1.0, np.nan],
-    "window": [np.zeros(1, np.float32)],
-    "top": [np.zeros(3, np.float32)],
-    "lse": [np.zeros(0, np.float32)],
-    "values": [np.zeros((3, 2), np.float32)],
-    "seen": [np.zeros((4, 1), bool)],
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_fit_is_refused(name):
-    assert native.observe(**RIGHT)
-    for value in WRONG[name]:
-        with pytest.raises(ValueError, match=r"expected|offsets must"):
-            native.observe(**{**RIGHT, name: value})
-        if name in {"offsets", "scores", "dense", "top"}:
-            with pytest.raises(ValueError, match=r"expected|offsets must"):
-                native.raise_top(**{key: RIGHT[key] for key in ("offsets", "scores", "dense", "top")} | {name: value})

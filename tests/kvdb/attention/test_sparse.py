@@ -9,7 +9,7 @@ import kvdb
 from indexes.retrieval import Dipr, TopK, TopP
 from kvdb.attention.block_run import BlockRun, Span
 from kvdb.attention.partition import RunPartition, SearchedSpan
-from kvdb.attention.search import AttentionQuery
+from kvdb.attention.query import AttentionQuery
 from kvdb.attention.sparse import sparse
 from kvdb.config import StorageConfig
 from kvdb.storage.store import BlockStore

@@ -1,4 +1,4 @@
-"""A step by native code answers as Python does from the same indexes, and as float64 does where everything is found."""
+"""A step answers alike whichever way its indexes are asked, and several queries at once as each alone."""
 
 from dataclasses import dataclass, field
 from unittest.mock import patch
@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 
 import indexes.registry as registry
 import kvdb
-import kvdb.attention.sparse as sparse_attention
 from indexes.retrieval import Dipr, Exact, Retrieval, TopK, TopP
 from kvdb.attention.block_run import BlockRun, Span
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.observation import Observation
 from kvdb.attention.partition import ExactSpan, RunPartition, SearchedSpan
-from kvdb.attention.search import AttentionQuery
+from kvdb.attention.query import AttentionQuery
 from kvdb.attention.sparse import sparse
-from kvdb.attention.state import AttentionState
 from kvdb.attention.step import prepared_step
 from kvdb.blend.rope_shift import Turn
 from kvdb.config import StorageConfig
@@ -101,10 +99,12 @@ class Case:
         made.guards = None if self.guard is None else np.full(3, self.guard, np.float32)
         return made
 
-    def query(self, layer: Layer, observed: bool = False) -> AttentionQuery:
+    def query(self, layer: Layer, observed: bool = False, n: int = 1) -> AttentionQuery:
+        """n: the number of queries, of the tail's last tokens."""
         run = BlockRun([(table, TOKENS) for table in layer.tables[:2]], layer.tables[2])
         options = QueryOptions(self.retrieval if self.named else None, max_missed_mass=self.missed_max)
-        return AttentionQuery(layer.tables[0].layout, run, layer.q, SCALE, options, observed)
+        q = np.concatenate([layer.q[:, :1], np.random.default_rng(n).standard_normal((6, n - 1, 16)).astype(np.float32)], axis=1)
+        return AttentionQuery(layer.tables[0].layout, run, q, SCALE, options, observed)
 
 
 cases = st.builds(
@@ -124,14 +124,11 @@ cases = st.builds(
 
 @given(cases, st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_it_answers_as_python_does(layer, case, observed):
-    query, heard, told, partition = case.query(layer, observed), [], [], case.partition(layer)
-    if case.missed_max is not None:
-        sparse(query, partition, case.retrieval)  # which finds out whether the bound takes several searches
-    widens, partition = partition.widens, case.partition(layer, heard)
-    partition.widens = widens
-    native = sparse(query, partition, case.retrieval)
-    with patch.object(sparse_attention, "prepared_step", lambda *_: None):
+def test_it_answers_alike_where_python_searches(layer, case, observed):
+    """Kinds of index have a search for Python and one for native code, which find the same."""
+    query, heard, told = case.query(layer, observed), [], []
+    native = sparse(query, case.partition(layer, heard), case.retrieval)
+    with patch("indexes.searcher._own", lambda *_: None):
         right = sparse(query, case.partition(layer, told), case.retrieval)
     assert observed or not heard
     assert_same_observations(heard, told)
@@ -140,11 +137,24 @@ def test_it_answers_as_python_does(layer, case, observed):
     assert alike(native[1], right[1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("retrieval", RETRIEVALS[:4])
-def test_ranges_over_moved_parts_are_for_native_code(layer, kind, retrieval):
-    case = Case(kind, retrieval, False, False, 2, None, 3, None, turned=True)
-    assert prepared_step(case.query(layer, observed=True), case.partition(layer), retrieval) is not None
+@given(cases, st.integers(2, TAIL))
+@settings(max_examples=100, deadline=None)
+def test_several_queries_are_answered_as_each_alone(layer, case, n):
+    """Each sees what came before its token. Only where a search gives up, it may do so for other queries than alone."""
+    query = case.query(layer, n=n)
+    state, stats = sparse(query, case.partition(layer), case.retrieval)
+    for i in range(n):
+        tail = layer.tables[2].share()
+        tail.truncate(TAIL - (n - 1 - i))
+        run = BlockRun([(table, TOKENS) for table in layer.tables[:2]], tail)
+        one = AttentionQuery(query.layout, run, query.q[:, i : i + 1], SCALE, query.options)
+        alone, its = sparse(one, case.partition(layer), case.retrieval)
+        tail.release()
+        if np.array_equal(stats.given_up[:, i], its.given_up[:, 0]):
+            assert relative_error(state.out[:, i], alone.out[:, 0]) <= TOLERANCE["float32"]
+            assert np.allclose(state.lse[:, i], alone.lse[:, 0], atol=1e-5)
+        else:
+            assert case.kind != "quantized"
 
 
 def alike(one: AttentionStats, other: AttentionStats) -> bool:
@@ -167,10 +177,7 @@ def test_what_it_reads_and_estimates_is_everything(layer, kind, hidden):
     case = Case(kind, TopK(TOKENS), False, False, 1, None, hidden, None)
     partition, query = case.partition(layer), case.query(layer)
     with patch("kvdb.attention.step.FOUND_SHARE_MAX", 1.0):
-        step = prepared_step(query, partition, case.retrieval)
-        assert step is not None
-        state, stats = step.answer(query)
-    assert isinstance(state, AttentionState)
+        state, stats = sparse(query, partition, case.retrieval)
     seen = np.ones(layer.k.shape[1], bool)
     words = partition.searched[0].hidden
     if words is not None:
@@ -194,7 +201,6 @@ def test_the_tail_grows_under_a_step_that_was_prepared_before():
             query.run.refresh(start)
             made.k, made.v = (np.concatenate([old, more], axis=1) for old, more in zip((made.k, made.v), new, strict=True))
             step = prepared_step(query, partition, case.retrieval)
-            assert step is not None
             assert step is prepared_step(query, partition, case.retrieval)
             state, _ = sparse(query, partition, case.retrieval)
             out, _ = attention(made.q, made.k, made.v, SCALE)

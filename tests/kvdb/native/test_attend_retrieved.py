@@ -159,14 +159,3 @@ def test_a_wrong_tail_is_refused(name, change, message):
     arrays[name] = change(arrays[name])
     with pytest.raises(ValueError, match=message):
         native.merge_tail(layout.native, **arrays)
-
-
-def test_shares_of_the_mass():
-    lse = np.array([[0.0, -np.inf, -np.inf, 3.0, 800.0]], np.float32)
-    missed = np.array([[0.0, -np.inf, -2.0, np.inf, 700.0]], np.float32)
-    mean, largest = native.share(missed, lse)
-    assert largest == 1
-    assert mean == pytest.approx((0.5 + 0 + 1 + 1 + 0) / 5)
-    assert native.share(np.full((2, 3), np.log(np.float32(3))), np.zeros((2, 3), np.float32)) == pytest.approx((0.75, 0.75))
-    with pytest.raises(ValueError, match="missed has shape"):
-        native.share(missed[:, :2].copy(), lse)

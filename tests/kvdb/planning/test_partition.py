@@ -51,9 +51,9 @@ def test_sinks_are_the_blocks_of_the_first_tokens_over_several_views(engine, spe
     partition = prepared(session).partition
     assert partition.sinks == ((0, 2), (2, 4))  # 20 tokens, and 20 more of the second segment in two blocks
     run = session.layer(0).run
-    sinks, behind = partition.sink_blocks(run), partition.window_behind_sinks(run)
+    sinks, (behind, _) = partition.sink_blocks(run), partition.fixed_window_behind_sinks(run)
     assert sinks.counts.sum() == 20 + 32
-    window = partition.window(run)
+    window, _ = partition.fixed_window(run)
     assert sorted([*sinks.addresses, *behind.addresses]) == sorted(window.addresses)
     session.close()
 

@@ -33,13 +33,10 @@ def test_bytes_are_those_of_the_formats(make_kv, first):
             assert sum(access.estimate.nbytes for access in plan.accesses) == pytest.approx(plan.actual.nbytes, rel=0.01)
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("formats", [("int8", "int8-int4"), ("", "int4"), ("int8-int4", "")])
-def test_searches_read_values_in_the_format_of_each_segment(make_kv, monkeypatch, formats, native):
+def test_searches_read_values_in_the_format_of_each_segment(make_kv, formats):
     """What a step counts, carried out by native code or not, is what EXPLAIN ANALYZE finds in each of its parts."""
     kv = make_kv(SPEC, TOKENS + 3)
-    if not native:
-        monkeypatch.setattr("kvdb.attention.sparse.prepared_step", lambda *_: None)
     with database(config=small_config()) as engine, Client(engine) as db:
         for end, stored in zip((320, TOKENS), formats, strict=True):
             db.import_context(SPEC, kv.tokens[:end], kv.pairs(0, end), name=str(end), format=stored)
