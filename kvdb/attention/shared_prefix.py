@@ -14,6 +14,8 @@ from kvdb.storage.block_layout import BlockLayout, bits
 from kvdb.types import Array, Float32
 
 View = TypeVar("View", bound=Hashable)
+SHARED_TOKENS_MIN = 1024
+"""Shorter views are not shared: they stay in the caches, and a merge costs as much as reading them again."""
 
 
 class Group(NamedTuple):

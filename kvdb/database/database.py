@@ -13,7 +13,7 @@ import kvdb.catalog.residency as residency
 import kvdb.deadlines as deadlines
 import kvdb.forks as forks
 import kvdb.indexing.status as status
-import kvdb.session.batch as batch
+import kvdb.session.step as step
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.layout_builder import build_layout
@@ -28,9 +28,9 @@ from kvdb.events import Kind
 from kvdb.indexing.database_status import database_status
 from kvdb.ingest.import_writer import ImportTarget, ImportWriter
 from kvdb.ingest.publisher import NewContext
-from kvdb.session.batch import Starts
 from kvdb.session.each import attempted, check_counts
 from kvdb.session.open_handles import counted_call
+from kvdb.session.runner import Starts
 from kvdb.session.sharing import SharedSessions
 from kvdb.session.state import SessionState
 from kvdb.session.terms import SessionTerms
@@ -189,22 +189,22 @@ class Database:
     def attend_together(
         self, sessions: Sequence[object], layer: int, q: Array, k: Array, v: Array, options: QueryOptions, starts: Starts = None
     ) -> Array:
-        """One step of several of its sessions; see `kvdb.session.batch.attend`. Raises InvalidArgument for a session of another
+        """One step of several of its sessions; see `kvdb.session.step.answer`. Raises InvalidArgument for a session of another
         database."""
-        return batch.attend(self._own(sessions), layer, q, k, v, options, starts)
+        return step.answer(self._own(sessions), layer, q, k, v, options, starts)
 
     @counted_call
     def step_together(
         self, sessions: Sequence[object], layer: int, q: Any, k: Any, v: Any, options: QueryOptions, starts: Starts = None
     ) -> Any | None:
-        """`attend_together` on the GPU alone; see `kvdb.session.batch.step`. Raises InvalidArgument as `attend_together` does."""
-        return None if self.gpu is None else batch.step(self._own(sessions), layer, q, k, v, options, starts)
+        """`attend_together` on the GPU alone; see `kvdb.session.step.run`. Raises InvalidArgument as `attend_together` does."""
+        return None if self.gpu is None else step.run(self._own(sessions), layer, q, k, v, options, starts)
 
     @counted_call
     def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
-        """A query of several of its sessions; see `kvdb.session.batch.attention`. Raises InvalidArgument for a session of another
-        database."""
-        return batch.attention(self._own(sessions), layer, q, options)
+        """A query of several of its sessions; see `kvdb.session.step.attention_of_all`. Raises InvalidArgument for a session of
+        another database."""
+        return step.attention_of_all(self._own(sessions), layer, q, options)
 
     @counted_call
     def compact(self) -> int:

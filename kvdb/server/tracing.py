@@ -10,7 +10,7 @@ import grpc
 
 from kvdb.errors import KvdbError, Unsupported
 from kvdb.events import origin
-from kvdb.session.batch import Starts
+from kvdb.session.runner import Starts
 from kvdb.session.state import SessionState
 from kvdb.types import Array
 from query_optimizer.query_options import QueryOptions

@@ -9,87 +9,104 @@ the steps: it and what followed it are forgotten, and the next call says so.
 from collections.abc import Sequence
 from contextlib import suppress
 from math import inf
-from typing import Any
+from typing import Any, Self
 
+from kvdb.attention.block_run import BlockRun
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.partition import RunPartition
 from kvdb.attention.resident import ResidentSteps, StepsOnDevice
+from kvdb.catalog.tail import Tail
 from kvdb.errors import CapacityError, GpuLost, NonFiniteError
 from kvdb.gpu.interface import GpuInterface
-from kvdb.session.native_steps import Course, NativeSteps, StepsTaken
-from kvdb.session.observed_queries import tells
-from query_optimizer.query_options import QueryOptions
+from kvdb.planning.planner import Planner
+from kvdb.session.host_steps import blocks_ahead
+from kvdb.session.observed_queries import ObservedQueries, tells
+from kvdb.session.query_samples import QuerySamples
+from kvdb.session.runner import Course, Starts, StepsTaken
+from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
 NOTHING = AttentionStats(0, 0, 0, 0)
 
 
-class DeviceSteps(NativeSteps):
-    """The steps of one layer of a session of a database with a GPU; native code takes none there.
+class DeviceSteps:
+    """The steps of one layer of a session of a database with a GPU; see `kvdb.session.runner.StepRunner`. Native code takes none
+    there.
 
     resident: the steps on the GPU, None while none may be taken.
     """
 
-    __slots__ = ("_every", "_gpu_version", "_kept", "_next_kept", "_taken", "_wanted", "resident")
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(
+        self, run: BlockRun, tail: Tail, planner: Planner, query_samples: QuerySamples, observed: ObservedQueries
+    ) -> None:
         self.resident: ResidentSteps | None = None
+        self._run = run
+        self._tail = tail
+        self._planner = planner
+        self._query_samples = query_samples
+        self._observed = observed
+        self._course: Course | None = None
+        self._asked = NO_OPTIONS
         self._wanted = False
-        self._taken = self._gpu_version = 0
+        self._left = self._taken = self._gpu_version = self._last_ns = 0
         self._sample_next()
 
-    def attend(self, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
-        """See `NativeSteps.attend`; here tensors on the GPU. Then numbers that are not finite are found out by a later call."""
-        if self.resident is None or not self.may_go_on(options, start):
-            self.want(q)
+    @property
+    def running(self) -> bool:
+        return self._course is not None
+
+    @property
+    def halted(self) -> bool:
+        """Never: nothing but a step that is planned lets these steps go on."""
+        return False
+
+    def run(self, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
+        """Tensors on the GPU. Numbers that are not finite are found out by a later call."""
+        if self.resident is None or not self._may_go_on(options, start):
+            self._want(q)
             return None
         try:
             out = self.resident.attend(q, k, v)
         except (CapacityError, GpuLost):
-            self.refuse()
+            self._left = 0  # taking those that were taken tells what that means
             return None
         if out is None:
             self._wanted = self.gpu is not None and self.gpu.holds(q)
         else:
-            self.count_step()
+            self._count_step()
+        return out
+
+    def run_with(self, others: Sequence[Self], q: Any, k: Any, v: Any, options: QueryOptions, starts: Starts) -> Any | None:
+        """Tensors on the GPU, one launch for all."""
+        steps = self, *others
+        residents = [own.resident for own in steps if own.resident is not None]
+        begins = [None] * len(steps) if starts is None else starts
+        ready = len(begins) == len(residents) == len(set(map(id, steps))) == len(steps)
+        if self.gpu is None or not ready or not all(map(lambda own, start: own._may_go_on(options, start), steps, begins)):
+            for own in steps:
+                own._want(q)
+            return None
+        try:
+            out = self.gpu.attend_resident(residents, q, k, v)
+        except (CapacityError, GpuLost):
+            for own in steps:
+                own._left = 0
+            return None
+        if out is not None:
+            for own in steps:
+                own._count_step()
         return out
 
     @property
     def gpu(self) -> GpuInterface | None:
         return self._planner.gpu
 
-    def want(self, q: Any) -> None:
-        """Take steps from the next on, if this query lies on the GPU."""
-        self._wanted = self._wanted or (self.gpu is not None and self.gpu.holds(q))
-
-    def refuse(self) -> None:
-        """Take no more steps, because the GPU failed. Taking those that were taken tells what that means."""
-        self._left = 0
-
-    def may_go_on(self, options: QueryOptions, start: int | None) -> bool:
-        """Whether one more step may be taken, of the token at this position."""
-        gpu = self.gpu
-        if self._left <= 0 or gpu is None or gpu.version != self._gpu_version:
-            return False
-        for changes, value in self._facts:
-            if changes.value != value:
-                return False
-        same = options is self.asked or options == self.asked
-        return same and (start is None or start == self._run.tokens + self._taken)
-
-    def count_step(self) -> None:
-        """One more step was taken."""
-        if self._taken == self._next_kept:
-            assert self.resident is not None
-            with suppress(CapacityError, GpuLost):
-                self.resident.keep_query()
-                self._kept.append(self._taken)
-            self._next_kept += self._every
-        self._taken += 1
-        self._left -= 1
-
-    def follow(self, course: Course, asked: QueryOptions, steps: int) -> None:
-        """See `NativeSteps.follow`."""
+    def begin(
+        self,
+        course: Course,
+        asked: QueryOptions,
+        steps: int,
+        keeps: int,  # noqa: ARG002  # queries and answers: none are, they lie on the GPU
+    ) -> None:
         run, table, prepared = self._run, self._tail.table, course.prepared
         device, gpu, facts = prepared.partition.device, self.gpu, self._planner.facts_of(prepared)
         allowed = min(steps, prepared.uses_left, prepared.plan.tokens_end - 1 - run.read_tokens)
@@ -108,28 +125,24 @@ class DeviceSteps(NativeSteps):
             if resident is None:
                 return
             if not table.room:
-                table.reserve_ahead(self._blocks_ahead())
+                table.reserve_ahead(blocks_ahead(self._tail))
                 run.refresh(table.length)
             self._left = min(allowed, table.room)
             resident.begin(self._left, prepared.partition.guards, prepared.partition.ranges, bound)
         except (CapacityError, GpuLost):
             return  # the next step goes by main memory, and says what is wrong
-        self._course, self.asked, self._facts, self.resident = course, asked, facts, resident
+        self._course, self._asked, self._facts, self.resident = course, asked, facts, resident
         self._gpu_version = gpu.version
         self._sample_next()
 
-    @property
-    def halted(self) -> bool:
-        """Nothing but a call that goes by main memory lets these steps go on."""
-        return False
-
     def stop(self) -> None:
-        """See `NativeSteps.stop`."""
         self._course = self.resident = None
         self._left = 0
 
-    def take(self) -> StepsTaken | None:
-        """See `NativeSteps.take`. Raises CapacityError where the GPU has no memory to bring the tokens by; it keeps them then."""
+    def resume(self) -> bool:
+        return False
+
+    def collect(self) -> StepsTaken | None:
         course, resident, table = self._course, self.resident, self._tail.table
         if course is None or resident is None or not self._taken:
             return None
@@ -158,6 +171,38 @@ class DeviceSteps(NativeSteps):
         seen = taken.number * tokens + taken.number * (taken.number + 1) // 2
         return StepsTaken(course, taken.number, taken.stats, seen, failed)
 
+    def last_kernel(self) -> tuple[int, int]:
+        return self._last_ns, 1
+
+    def planned(self, kernel_ns: int) -> None:
+        self._last_ns = kernel_ns
+
+    def _want(self, q: Any) -> None:
+        """Take steps from the next on, if this query lies on the GPU."""
+        self._wanted = self._wanted or (self.gpu is not None and self.gpu.holds(q))
+
+    def _may_go_on(self, options: QueryOptions, start: int | None) -> bool:
+        """Whether one more step may be taken, of the token at this position."""
+        gpu = self.gpu
+        if self._left <= 0 or gpu is None or gpu.version != self._gpu_version:
+            return False
+        for changes, value in self._facts:
+            if changes.value != value:
+                return False
+        same = options is self._asked or options == self._asked
+        return same and (start is None or start == self._run.tokens + self._taken)
+
+    def _count_step(self) -> None:
+        """One more step was taken."""
+        if self._taken == self._next_kept:
+            assert self.resident is not None
+            with suppress(CapacityError, GpuLost):
+                self.resident.keep_query()
+                self._kept.append(self._taken)
+            self._next_kept += self._every
+        self._taken += 1
+        self._left -= 1
+
     def _end(self) -> None:
         """Forget what only the GPU holds of the tail."""
         self._taken = self._left = 0
@@ -184,27 +229,3 @@ class DeviceSteps(NativeSteps):
         self._every = self._query_samples.every
         self._next_kept = self._query_samples.next_in if self._every else -1
         self._kept: list[int] = []
-
-
-def attend_together(
-    steps: Sequence[DeviceSteps], q: Any, k: Any, v: Any, options: QueryOptions, starts: Sequence[int] | None
-) -> Any | None:
-    """`DeviceSteps.attend` of sessions of one model, one launch for all: arrays `[sessions, heads, 1, head_dim]`. None where any
-    of them needs more, or anything is wrong; then nothing was done."""
-    gpu, residents = steps[0].gpu, [own.resident for own in steps if own.resident is not None]
-    begins = [None] * len(steps) if starts is None else starts
-    ready = len(begins) == len(residents) == len(set(map(id, steps))) == len(steps)
-    if gpu is None or not ready or not all(own.may_go_on(options, start) for own, start in zip(steps, begins, strict=True)):
-        for own in steps:
-            own.want(q)
-        return None
-    try:
-        out = gpu.attend_resident(residents, q, k, v)
-    except (CapacityError, GpuLost):
-        for own in steps:
-            own.refuse()
-        return None
-    if out is not None:
-        for own in steps:
-            own.count_step()
-    return out

@@ -27,9 +27,10 @@ from kvdb.session.asked import Asked
 from kvdb.session.audits import EXPECTED_TOKENS, Audits
 from kvdb.session.counters import SessionCounters
 from kvdb.session.device_steps import DeviceSteps
-from kvdb.session.native_steps import Course, NativeSteps
+from kvdb.session.host_steps import HostSteps
 from kvdb.session.observed_queries import ObservedQueries, tells
 from kvdb.session.query_samples import QuerySamples
+from kvdb.session.runner import Course, LayerState, StepRunner
 from kvdb.session.segment_counters import SegmentCounters
 from kvdb.session.services import SessionServices
 from kvdb.session.terms import SessionTerms
@@ -75,12 +76,14 @@ class Layer:
         self._counters = counters
         self._observed = ObservedQueries()
         self._failed: KvdbError | None = None
-        self._stand_on(snapshot)
+        self._asked = NO_OPTIONS
+        self._closed = False
+        self._base_on(snapshot)
         clock = StepClock(services.background_time, spec.layers)
         expected = EXPECTED_TOKENS if terms.expected_tokens is None else terms.expected_tokens
         self.audits = Audits(number, self.planner, services.auditor, clock, expected)
 
-    def _stand_on(self, snapshot: Snapshot) -> None:
+    def _base_on(self, snapshot: Snapshot) -> None:
         """Read the stored tokens of this snapshot from now on."""
         self._snapshot = snapshot
         self._complete = not len(snapshot.missing(self.number))
@@ -89,24 +92,35 @@ class Layer:
         self.page_reads: PageReads | None = None
         self.segment_counters = SegmentCounters(snapshot.views, self._services)
         self.planner = Planner(self._services, self._spec, snapshot, self.number, self.run, self._tail)
-        steps = NativeSteps if self.planner.gpu is None else DeviceSteps
-        self.native_steps = steps(self._spec, self.run, self._tail, self.planner, self.query_samples, self._observed)
+        known = self.run, self._tail, self.planner, self.query_samples, self._observed
+        self.runner: StepRunner = HostSteps(self._spec, *known) if self.planner.gpu is None else DeviceSteps(*known)
         self._course: Course | None = None
 
+    @property
+    def state(self) -> LayerState:
+        """What its next step begins with."""
+        if self._closed:
+            return LayerState.closed
+        if self._waits:
+            return LayerState.loading
+        if not self.runner.running:
+            return LayerState.planned
+        return LayerState.halted if self.runner.halted else LayerState.running
+
     def ready(self) -> "Layer":
-        """Take over from native steps, and wait for audits under way, and until everything that the layer reads is in main
-        memory. Returns the layer. Raises IntegrityError, Unavailable, and what `raise_failure` raises."""
-        self.settle()
+        """Stop the runner, and wait for comparisons under way, and until everything that the layer reads is in main memory.
+        Returns the layer. Raises IntegrityError, Unavailable, and what `raise_failure` raises."""
+        self.stop()
         self.raise_failure()
         if self._waits:
             self._snapshot.wait(self.number)
             self._waits = False
         return self
 
-    def settle(self) -> None:
-        """Take over from native steps, and wait for audits under way."""
-        self.count_native_steps()
-        self.native_steps.stop()
+    def stop(self) -> None:
+        """Have the next step planned: stop the runner, and wait for comparisons under way."""
+        self.collect()
+        self.runner.stop()
         self.audits.settle()
 
     def raise_failure(self) -> None:
@@ -115,9 +129,9 @@ class Layer:
         if failed is not None:
             raise failed
 
-    def count_native_steps(self) -> None:
-        """Count what native code answered by itself, so that the layer's tail and counters say it too."""
-        if (taken := self.native_steps.take()) is None:
+    def collect(self) -> None:
+        """Count the steps that the runner took, so that the layer's tail and counters say them too."""
+        if (taken := self.runner.collect()) is None:
             return
         course, number, stats, tokens, self._failed, recent = taken
         if number:
@@ -125,21 +139,17 @@ class Layer:
             self.segment_counters.count(number, 1, course.options, stats, self.run.tokens, searched=course.searches)
             self.audits.follow(course.prepared, stats, number, recent)
 
-    def go_on(self, asked: QueryOptions) -> None:
-        """Let native code carry out steps like the one just answered. asked: its options, as the caller gave them."""
-        if (course := self._course) is not None and not self.pages:  # native code pins nothing
-            self.native_steps.follow(course, asked, self.audits.idle_steps(course.prepared))
-            self.native_steps.keep_last(self.audits.keeps)
+    def begin(self, asked: QueryOptions) -> None:
+        """Let the runner take steps like the one just answered. asked: its options, as the caller gave them."""
+        if (course := self._course) is not None and not self.pages:  # runners pin nothing
+            self._asked = asked
+            self.runner.begin(course, asked, self.audits.idle_steps(course.prepared), self.audits.keeps)
 
-    def go_further(self) -> None:
-        """Let native steps that halted go on: what they showed is counted, and more blocks of the tail are taken."""
-        if (steps := self.native_steps).native.full:
-            self.count_native_steps()
-        if not steps.native.left and not steps.extend():
-            self.count_native_steps()
-            if (course := self._course) is not None:
-                steps.go_further(course, self.audits.idle_steps(course.prepared))
-                steps.keep_last(self.audits.keeps)
+    def resume(self) -> None:
+        """Let the runner go on that halted."""
+        if not self.runner.resume():
+            self.collect()
+            self.begin(self._asked)
 
     def append(self, k: Array, v: Array) -> None:
         """Append the KV of n tokens, `[kv_heads, n, head_dim]`, or raise NonFiniteError or CapacityError."""
@@ -149,18 +159,18 @@ class Layer:
         finally:
             self.run.refresh(start)  # also if nothing was appended, because a shared last block may have been copied
 
-    def take_back(self, n: int) -> None:
-        """Forget the last n tokens of the tail. The layer is settled."""
+    def truncate(self, n: int) -> None:
+        """Forget the last n tokens of the tail. The runner is stopped."""
         self.audits.forget_recent()
         self.tail.truncate(self.tail.length - n)
         self.run.refresh(self.tail.length)
         self._tail.truncated()
 
-    def stand_on(self, snapshot: Snapshot) -> None:
-        """Read the tokens before the tail from this snapshot from now on. The layer is settled."""
+    def rebase(self, snapshot: Snapshot) -> None:
+        """Read the tokens before the tail from this snapshot from now on. The runner is stopped."""
         self.segment_counters.flush()
         self._waits = True
-        self._stand_on(snapshot)
+        self._base_on(snapshot)
         self.audits.planner = self.planner
         self.audits.forget_recent()
 
@@ -334,7 +344,8 @@ class Layer:
     def _stop(self) -> QueryOptions | None:
         """Tell the segments what was counted, and give back what only queries need. Returns what `Audits.close` does."""
         with suppress(CapacityError):  # a GPU's, whose tokens go with the rest
-            self.settle()
+            self.stop()
+        self._closed = True
         asked = self.audits.close()
         self.segment_counters.flush()
         self.planner.forget()

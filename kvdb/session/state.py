@@ -13,6 +13,7 @@ import numpy as np
 import kvdb.catalog.residency as residency
 import kvdb.deadlines as deadlines
 import kvdb.forks as forks
+import kvdb.session.step as steps
 import kvdb.validate as validate
 from indexes.base import Float32
 from kvdb.blend.controller import Choice
@@ -28,8 +29,8 @@ from kvdb.session.asked import EndedSession
 from kvdb.session.explain_analyze import analyze_plan
 from kvdb.session.known_ids import ids_of
 from kvdb.session.layer import Layer
-from kvdb.session.native_steps import NativeSteps
 from kvdb.session.recompute import Recomputing
+from kvdb.session.runner import StepRunner
 from kvdb.session.services import SessionServices
 from kvdb.session.terms import NO_TERMS, SessionTerms
 from kvdb.storage.block_table import BlockTable
@@ -133,16 +134,7 @@ class SessionState:
 
         Raises LayerError, ShapeError, DtypeError, NonFiniteError, SessionClosed, and PositionError for more queries than tokens.
         """
-        with self.turns:
-            state = self.layer(layer)
-            options = state.resolve(options)
-            n = state.check_queries(q)
-            state.check_last(n)
-            if not n:
-                return np.empty_like(q)
-            out, plan, stats = state.answer(q, options)
-            self.counters.count(plan, stats, state.run.tokens)
-            return out
+        return steps.attention([self], layer, [q], options)[0]
 
     def attend(
         self, layer: int, q: Array, k: Array, v: Array, options: QueryOptions = NO_OPTIONS, start: int | None = None
@@ -151,24 +143,24 @@ class SessionState:
         are not of the same n; then nothing is appended."""
         with self.turns:
             out: Array | None = self.step(layer, q, k, v, options, start)
-            return self._attend(layer, q, k, v, options, start) if out is None else out
+            return steps.plan([self], layer, [q], [k], [v], options, [start])[0] if out is None else out
 
     def step(self, layer: int, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
-        """`attend` of one token by native code alone; arrays are numpy's or torch's, in main memory, and the answer is as q. None
-        where more is needed, an argument is wrong, or the session is closed; then nothing was done."""
+        """`attend` of one token by the layer's runner alone; arrays are numpy's or torch's, where the session's tokens lie, and
+        the answer is as q. None where more is needed, an argument is wrong, or the session is closed; then nothing was done."""
         with self.turns:
-            steps = self.native_steps(layer)
-            return None if steps is None else steps.attend(q, k, v, options, start)
+            runner = self.runner(layer)
+            return None if runner is None else runner.run(q, k, v, options, start)
 
     def look_ahead(self, layer: int) -> None:
         """Do what the next step of this layer would begin with, while nobody waits for it."""
         with self.turns:
-            self.native_steps(layer)
+            self.runner(layer)
 
     def last_kernel(self, layer: int) -> tuple[float, int]:
         """How many seconds the kernels of the last `attend` of a layer took, and how many threads a native one uses."""
-        native = self._layers[layer].native_steps.native
-        return native.last_ns / 1e9, native.threads
+        ns, threads = self._layers[layer].runner.last_kernel()
+        return ns / 1e9, threads
 
     def plan_recompute(self, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
         """How much to recompute of what was laid out, from measured rates; EXPLAIN shows it from now on.
@@ -177,7 +169,7 @@ class SessionState:
         quality needs. ratio: the ratio that the caller asks for, which is kept. Raises InvalidArgument or SessionClosed.
         """
         with self.turns:
-            self._settle()
+            self._stop()
             return self._recomputing.plan(self.services.loader.rate, seconds, floor, ratio)
 
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
@@ -229,7 +221,7 @@ class SessionState:
         to be copied, Unavailable or SessionClosed, and then the session is as it was.
         """
         with self.turns:
-            self._settle()
+            self._stop()
             longest = max(layer.run.tokens for layer in self._layers)
             validate.held("tokens", tokens, longest, "as many as the session holds")
             if tokens < self.start:
@@ -237,7 +229,7 @@ class SessionState:
             if self.shared is not None:
                 self.shared.forget()
             for layer in self._layers:
-                layer.take_back(max(0, layer.run.tokens - tokens))
+                layer.truncate(max(0, layer.run.tokens - tokens))
             self.tokens = self.tokens[:tokens]
 
     def read(
@@ -267,7 +259,7 @@ class SessionState:
     def check_read(self, layers: Sequence[int], start: int, stop: int | None = None) -> int:
         """The token at which `read` of these layers would stop. Raises LayerError, PositionError or SessionClosed."""
         with self.turns:
-            self._settle()
+            self._stop()
             for number in layers:
                 validate.layer(self.spec, number)
             asked = self._layers if stop is None else [self._layers[number] for number in layers] or self._layers
@@ -283,7 +275,7 @@ class SessionState:
     def fork(self) -> "SessionState":
         """Another session over the same tokens. Nothing is copied until one of the two writes."""
         with self.turns:
-            self._settle()
+            self._stop()
             snapshot, tails = self.snapshot.share(), [tail.share() for tail in self.tails]
             terms = replace(self.terms, salt=self.salt)
             return SessionState(self.services, self.spec, snapshot, tails, self.tokens, terms)
@@ -298,7 +290,7 @@ class SessionState:
         SessionClosed.
         """
         with self.turns:
-            self._settle()
+            self._stop()
             for layer in self._layers:
                 layer.check_no_gaps()
             return self.services.publisher.store(self, name, tokens, chunk=chunk, retention=retention)
@@ -331,7 +323,7 @@ class SessionState:
         with self.turns:
             self._check_open()
             for layer in self._layers:
-                layer.count_native_steps()
+                layer.collect()
                 layer.audits.settle()
             tokens, nbytes = min(layer.run.tokens for layer in self._layers), sum(tail.filled_nbytes for tail in self.tails)
             return self.counters.stats(tokens, self.start, self.reused, nbytes, [layer.audits for layer in self._layers])
@@ -373,15 +365,15 @@ class SessionState:
         validate.layer(self.spec, number)
         return self._layers[number].ready()
 
-    def native_steps(self, layer: int) -> NativeSteps | None:
-        """The native steps of one layer, None for a number that no layer has, and while something else is due first. The caller
-        holds `turns`."""
+    def runner(self, layer: int) -> StepRunner | None:
+        """The runner of one layer, None for a number that no layer has, and while something else is due first. The caller holds
+        `turns`."""
         if self.due or type(layer) is not int or not 0 <= layer < len(self._layers):
             return None
         own = self._layers[layer]
-        if own.native_steps.halted:
-            own.go_further()
-        return own.native_steps
+        if own.runner.halted:
+            own.resume()
+        return own.runner
 
     def append(self, layer: Layer, k: Array, v: Array) -> None:
         """Append keys and values, which were checked before, to a layer. The caller holds `turns`. Raises NonFiniteError or
@@ -398,17 +390,17 @@ class SessionState:
         with self.turns:
             if self.shared is None or not self._open:
                 return ()
-            self._settle()
+            self._stop()
             return self.shared.views(ids, more_than)
 
     def cut(self, tokens: int) -> None:
         """Forget the tails, and the stored tokens from position `tokens` on; what is stored stays as it is. The caller holds
-        `turns` and has settled all layers. Raises CapacityError or Unavailable, and then nothing was done."""
+        `turns` and has stopped all layers. Raises CapacityError or Unavailable, and then nothing was done."""
         snapshot = self.snapshot.cut(tokens)
         self._pin(snapshot)
         for layer in self._layers:
-            layer.take_back(layer.tail.length)
-        self._stand_on(snapshot)
+            layer.truncate(layer.tail.length)
+        self._rebase(snapshot)
         self.start = tokens
         self.reused = min(self.reused, tokens - len(snapshot.missing(0)))
         self.services.space.settle()
@@ -429,11 +421,11 @@ class SessionState:
         if views == self.views:
             return
         for layer in self._layers:
-            layer.settle()
+            layer.stop()
         snapshot = Snapshot.prefix(views).share()
         with suppress(CapacityError, Unavailable, IntegrityError):
             self._pin(snapshot)
-            self._stand_on(snapshot)
+            self._rebase(snapshot)
 
     def close(self) -> None:
         """Give every block back. Closing twice does nothing."""
@@ -462,7 +454,7 @@ class SessionState:
                 if self._open:
                     with suppress(CapacityError):  # a GPU's, which keeps what it could not hand over
                         for layer in self._layers:
-                            layer.count_native_steps()
+                            layer.collect()
             finally:
                 self.turns.release()
 
@@ -471,26 +463,6 @@ class SessionState:
         self.try_count()
         return self.counters.seconds()
 
-    def _attend(self, layer: int, q: Array, k: Array, v: Array, asked: QueryOptions, start: int | None) -> Array:
-        """`attend` with Python's help. The caller holds `turns`."""
-        state = self.layer(layer)
-        n = state.check_queries(q)
-        options = state.resolve(asked)
-        validate.same_tokens(n, validate.keys_values(self.spec, k, v))
-        validate.start(start, state.run.tokens, layer)
-        state.check_no_gaps()
-        if not n:
-            return np.empty_like(q)
-        self.append(state, k, v)
-        with ExitStack() as undo:
-            undo.callback(state.take_back, n)
-            out, plan, stats = state.answer(q, options)
-            undo.pop_all()
-        self.counters.count(plan, stats, state.run.tokens)
-        state.native_steps.native.last_ns = stats.kernel_ns
-        state.go_on(asked)
-        return out
-
     def _pin(self, snapshot: Snapshot) -> None:
         """Pin the segments of a snapshot. Raises CapacityError or Unavailable, and then has released it."""
         with ExitStack() as undo:
@@ -498,11 +470,11 @@ class SessionState:
             residency.pin(snapshot.views, self.services.loader)
             undo.pop_all()
 
-    def _stand_on(self, snapshot: Snapshot) -> None:
-        """Let every layer read this snapshot, whose segments are pinned. The layers are settled."""
+    def _rebase(self, snapshot: Snapshot) -> None:
+        """Let every layer read this snapshot, whose segments are pinned. The layers are stopped."""
         before, self.snapshot = self.snapshot, snapshot
         for layer in self._layers:
-            layer.stand_on(snapshot)
+            layer.rebase(snapshot)
         self._recomputing = Recomputing(self.spec, snapshot)
         _count_open(snapshot.views, 1)
         self._hold()
@@ -513,12 +485,12 @@ class SessionState:
         if self.snapshot.overlay is None:
             self.services.space.hold(self)
 
-    def _settle(self) -> None:
-        """Take over from native steps, and wait for audits under way, which read what all layers hold. Raises SessionClosed, and
+    def _stop(self) -> None:
+        """Stop the runners, and wait for audits under way, which read what all layers hold. Raises SessionClosed, and
         what `Layer.raise_failure` raises."""
         self._check_open()
         for layer in self._layers:
-            layer.settle()
+            layer.stop()
             layer.tail.trim()
         for layer in self._layers:
             layer.raise_failure()

@@ -13,7 +13,7 @@ from kvdb.server.tenancy.imports import TenantImport
 from kvdb.server.tenancy.names import Names
 from kvdb.server.tenancy.quota import Holdings, Quota
 from kvdb.server.tenancy.shared import SharedContexts, check_own, mark
-from kvdb.session.batch import Starts
+from kvdb.session.runner import Starts
 from kvdb.session.state import SessionState
 from kvdb.types import (
     DEFAULT_RETENTION,

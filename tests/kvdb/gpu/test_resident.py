@@ -59,7 +59,7 @@ def stepped(session, kv, at, options=EXACT, layer=0):
 
 def taken(session, layer=0):
     """How many steps it has taken that main memory does not know yet."""
-    steps = session._transport._layers[layer].native_steps
+    steps = session._transport._layers[layer].runner
     assert isinstance(steps, DeviceSteps)
     return steps._taken
 

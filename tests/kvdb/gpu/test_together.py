@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-import kvdb.session.batch as batch
+import kvdb.session.step as together
 from indexes.retrieval import Dipr, Exact
 from query_optimizer.query_options import QueryOptions
 from tests.conftest import Kv
@@ -41,7 +41,7 @@ def test_each_gets_what_it_gets_alone(engines, options, monkeypatch):
             q, k, v = (np.stack([getattr(texts[0], name)[0][:, 5 * i + at :][:, :1] for i in range(4)]) for name in "qkv")
             if engine.gpu is not None:
                 assert {way[1] for way in ways(sessions[0], options)} == {"gpu"}
-            seen.append(batch.attend(sessions, 0, q, k, v, options if engine.gpu is not None else QueryOptions(Exact())))
+            seen.append(together.answer(sessions, 0, q, k, v, options if engine.gpu is not None else QueryOptions(Exact())))
         outs.append(seen)
         for session in sessions:
             session.close()
@@ -64,7 +64,7 @@ def test_it_is_one_launch(engines, monkeypatch):
     monkeypatch.setattr(step_launches, "decode", counting)
     for at in range(2):
         q, k, v = (np.stack([getattr(texts[0], name)[0][:, at : at + 1]] * 3) for name in "qkv")
-        batch.attend(sessions, 0, q, k, v, QueryOptions(Exact()))
+        together.answer(sessions, 0, q, k, v, QueryOptions(Exact()))
     assert launched == [3, 3]
     for session in sessions:
         session.close()

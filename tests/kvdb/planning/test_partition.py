@@ -64,7 +64,7 @@ def test_sinks_of_a_tail_are_not_searched(engine, spec, make_kv):
     attend(session, kv, 0, 299)
     for _ in range(3):
         attend(session, kv, 299, 300)
-        session.layer(0).take_back(1)
+        session.layer(0).truncate(1)
     assert prepared(session).partition.sinks == ((0, 3),)
     (searched,) = prepared(session).partition.searched
     assert searched.span.begin == 3 * BLOCK

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import kvdb
 import kvdb._native as _native
-import kvdb.session.batch as batch
+from kvdb.attention.shared_prefix import SHARED_TOKENS_MIN
 from kvdb.config import Config, IndexConfig, StorageConfig
 from tests.reference import TOLERANCE, attention, relative_error
 
@@ -84,12 +84,13 @@ sessions_of = st.lists(st.tuples(st.sampled_from([0, 0, 0, 1]), st.integers(0, 2
 
 @pytest.mark.parametrize("asked", ASKED)
 @settings(max_examples=5, deadline=None)
-@given(drawn=sessions_of, shared_min=st.sampled_from([0, batch.SHARED_TOKENS_MIN, 1 << 20]))
+@given(drawn=sessions_of, shared_min=st.sampled_from([0, SHARED_TOKENS_MIN, 1 << 20]))
 def test_they_are_those_of_each_session_alone(documents, asked, drawn, shared_min):
     who, tails = zip(*drawn, strict=True)
     together, alone = ([documents.open(*one) for one in drawn] for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch, "SHARED_TOKENS_MIN", shared_min)
+        for where in ("step", "host_steps"):
+            patch.setattr(f"kvdb.session.{where}.SHARED_TOKENS_MIN", shared_min)
         for step in range(STEPS):
             q, k, v = turns(documents, who, tails, step)
             out = documents.db.attend(together, 0, q, k, v, options=ASKED[asked])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import kvdb
+import kvdb.session.step as steps
 from kvdb.config import Config, IndexConfig, OptimizerConfig
-from kvdb.session.state import SessionState
 from tests.reference import TOLERANCE, attention, relative_error
 
 SPEC = kvdb.ModelSpec("m", layers=1, q_heads=4, kv_heads=2, head_dim=16, dtype="float32")
@@ -14,13 +14,13 @@ SPEC = kvdb.ModelSpec("m", layers=1, q_heads=4, kv_heads=2, head_dim=16, dtype="
 @pytest.fixture
 def by_python(monkeypatch):
     """How many tokens of its own the session had whenever a step was not answered by native code alone."""
-    lengths, attend = [], SessionState._attend
+    lengths, plan = [], steps.plan
 
-    def counted(self, *given):
-        lengths.append(self.tails[0].length)
-        return attend(self, *given)
+    def counted(sessions, *given):
+        lengths.append(sessions[0].tails[0].length)
+        return plan(sessions, *given)
 
-    monkeypatch.setattr(SessionState, "_attend", counted)
+    monkeypatch.setattr(steps, "plan", counted)
     return lengths
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import kvdb
-import kvdb.session.batch as batch
 from kvdb.client.client import Client
 from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig, WindowConfig
 from kvdb.database import Database
@@ -40,7 +39,8 @@ def stack(kvs, layer, at, n=1):
 @pytest.fixture(autouse=True)
 def all_is_shared(monkeypatch):
     """Also what is too short to pay."""
-    monkeypatch.setattr(batch, "SHARED_TOKENS_MIN", 0)
+    for where in ("step", "host_steps"):
+        monkeypatch.setattr(f"kvdb.session.{where}.SHARED_TOKENS_MIN", 0)
 
 
 class Texts:
@@ -115,7 +115,8 @@ def test_what_is_shared_is_read_once(db, spec, make_kv):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_what_is_short_is_not_shared(db, spec, make_kv, monkeypatch, shared):
-    monkeypatch.setattr(batch, "SHARED_TOKENS_MIN", 301 - shared)
+    for where in ("step", "host_steps"):
+        monkeypatch.setattr(f"kvdb.session.{where}.SHARED_TOKENS_MIN", 301 - shared)
     kv = make_kv(spec, 301)
     db.import_context(spec, kv.tokens[:300], kv.pairs(0, 300), name="doc")
     sessions = [db.create_session(spec, kv.tokens) for _ in range(3)]

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kvdb
+import kvdb.session.step as steps
 from kvdb import _native
 from kvdb.catalog.statistics import Statistics
 from kvdb.client.arrays import like, to_numpy
 from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig
-from kvdb.session.state import SessionState
 from tests.kvdb.attention.observed import assert_same_observations
 from tests.reference import TOLERANCE, attention, relative_error
 
@@ -105,8 +105,8 @@ def shown(monkeypatch):
 def in_python(monkeypatch):
     """Counts the calls that native code did not answer alone."""
     calls = []
-    attend = SessionState._attend
-    monkeypatch.setattr(SessionState, "_attend", lambda self, *given: calls.append(self) or attend(self, *given))
+    plan = steps.plan
+    monkeypatch.setattr(steps, "plan", lambda *given: calls.append(given) or plan(*given))
     return calls
 
 
@@ -170,7 +170,7 @@ def test_they_are_those_of_python(stored, shown, asked, actions, stands):
         for i, action in enumerate(actions):
             outs = []
             for session, observations in zip((native, python), heard, strict=True):
-                session is python and session._transport._settle()
+                session is python and session._transport._stop()
                 outs.append(act(session, action, STORED + 2 * i, q, k, v, ASKED[asked]))
                 session.stats() if i + 1 == len(actions) else None
                 observations.extend(shown)
