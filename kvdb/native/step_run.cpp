@@ -30,19 +30,6 @@ void raise(const std::vector<float>& values, std::vector<float>& to) {
     for (std::size_t i = 0; i < to.size(); ++i) to[i] = std::max(to[i], values[i]);
 }
 
-// Leaves out the last tokens.
-void shorten(StepBlocks& blocks, std::int64_t tokens) {
-    while (tokens > 0) {
-        if (blocks.counts.empty()) throw std::invalid_argument("the window has too few tokens");
-        const auto here = std::min<std::int64_t>(tokens, blocks.counts.back());
-        blocks.counts.back() -= static_cast<std::int32_t>(here);
-        tokens -= here;
-        if (blocks.counts.back() > 0) return;
-        blocks.counts.pop_back();
-        blocks.table.pop_back();
-    }
-}
-
 bool any_of(const std::vector<std::uint8_t>& heads) {
     return std::any_of(heads.begin(), heads.end(), [](std::uint8_t head) { return head != 0; });
 }

@@ -2,8 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 
 namespace kvdb {
+
+void shorten(StepBlocks& blocks, std::int64_t tokens) {
+    while (tokens > 0) {
+        if (blocks.counts.empty()) throw std::invalid_argument("the window has too few tokens");
+        const auto here = std::min<std::int64_t>(tokens, blocks.counts.back());
+        blocks.counts.back() -= static_cast<std::int32_t>(here);
+        tokens -= here;
+        if (blocks.counts.back() > 0) return;
+        blocks.counts.pop_back();
+        blocks.table.pop_back();
+    }
+}
 
 void attend_blocks(const StepPlan& plan, const Rows& query, const StepBlocks& blocks, States& to,
                    float* top, int kv_begin, int kv_end) {

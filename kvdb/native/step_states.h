@@ -14,6 +14,9 @@ struct States {
     States(std::int64_t rows, int head_dim) : out(rows * head_dim), lse(rows, -INFINITY) {}
 };
 
+// Leaves out the last tokens.
+void shorten(StepBlocks& blocks, std::int64_t tokens);
+
 // Attention of a query over blocks, for KV heads [kv_begin, kv_end). top: optional, [q_heads], the
 // largest q.k.
 void attend_blocks(const StepPlan& plan, const Rows& query, const StepBlocks& blocks, States& to,
