@@ -14,7 +14,6 @@ namespace kvdb {
 namespace {
 
 using indexes::SearchResult;
-
 constexpr float kNone = -INFINITY;
 
 std::int64_t tokens_of(const StepBlocks& blocks) {
