@@ -1,9 +1,10 @@
+#include "../steps/observe.h"
+
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
 
 #include "bind.h"
-#include "observe.h"
 
 using namespace nb::literals;
 
