@@ -29,6 +29,7 @@ def add(commands: "Subparsers") -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the document and the questions (default 0)")
     add_retrieval(parser, "all")
     add_index(parser, "--index", "kind of index that is searched (default flat)", "flat")
+    parser.add_argument("--explain", action="store_true", help="show how the last query was answered, and what audits say")
     parser.set_defaults(run=_run)
     _add_rag(parser.add_subparsers(metavar="rag", title="more"))
 
@@ -55,7 +56,7 @@ def _run(given: argparse.Namespace) -> int:
         print("starting a server, and loading torch, transformers and the model ...", flush=True)
         with _what_it_needs():
             from engine_adapter.demo.show import show
-        return show(server, given.tokens, given.facts, given.questions, given.seed, retrieval=retrieval, index=given.index)
+        return show(server, given, retrieval)
 
 
 def _run_rag(given: argparse.Namespace) -> int:

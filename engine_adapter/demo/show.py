@@ -1,6 +1,7 @@
 """The demo, from the document to the verdict."""
 
 import random
+from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -36,9 +37,8 @@ FIRST_TOKENS = 2048
 LOOK_SECONDS = 0.05
 BAR = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.completed:,.0f} tokens"))
 LEGEND = """
-reused: prompt tokens found in the server. first token: the time from the
-question to it. read again: that time in plain transformers, which prefills the
-document first (timed once). as plain: whether both gave the same tokens.
+kvdb, plain: the time from the question to the first token of the answer. Plain
+transformers reads the document first, which was timed once.
 """
 ANSWER_TOKENS = vault.CODE_DIGITS + 1  # and the full stop behind them
 
@@ -70,49 +70,41 @@ class Answer:
     def __str__(self) -> str:
         """A line with rich's colours."""
         return (
-            f"{self.fact.vault:<16} {self.verdict}   {self.reused:,} tokens reused, first token after "
+            f"{self.fact.question.strip():<22}  {self.verdict}  {self.reused:,} tokens reused, first token after "
             f"{self.first_token_seconds * 1000:,.0f} ms"
         )
 
 
-def show(
-    server: ServerProcess,
-    tokens: int,
-    facts: int,
-    questions: int,
-    seed: int,
-    *,
-    retrieval: Retrieval | None = None,
-    index: str = "flat",
-) -> int:
-    """Run the demo on this server; its exit status.
+def show(server: ServerProcess, given: Namespace, retrieval: Retrieval | None) -> int:
+    """Run the demo on this server, as its command line says; its exit status.
 
     It is 0 when kvdb's tokens are those of plain transformers or, with a retrieval that leaves tokens out, when as many answers
-    are right. index: the kind that such a retrieval searches.
+    are right.
     """
     searches = retrieval not in {None, Exact()}
-    hints = kvdb.Hints(index=index) if searches else None
+    hints = kvdb.Hints(index=given.index) if searches else None
     console = Console(highlight=False)
     disable_progress_bar()  # of loading a model this small
     model, tokenizer = vault.load()
-    document = vault.document(tokenizer, tokens, facts, seed)
-    chosen = random.Random(seed).sample(document.facts, min(questions, facts))
+    document = vault.document(tokenizer, given.tokens, given.facts, given.seed)
+    chosen = random.Random(given.seed).sample(document.facts, min(given.questions, given.facts))
     console.print(
-        f'[bold]{len(document.ids):,} tokens[/] of prose with {facts} facts in it, such as "{chosen[0].sentence.strip()}"'
+        f'[bold]{len(document.ids):,} tokens[/] of prose with {given.facts} facts in it, such as "{chosen[0].sentence.strip()}"\n'
+        "A question is how a fact begins, and the answer its code.",
+        soft_wrap=True,
     )
-    console.print(f"process {server.pid}: {server.ready_line}; its log: {server.log}\n", soft_wrap=True)
+    console.print(f"A server keeps it, process {server.pid}: {server.ready_line}\n", soft_wrap=True)
     with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
         _first_pages(console, db, engine, tokenizer, document)
         _store(console, engine, document.ids)
         if searches:
-            _index(console, db, index)
-        console.print("Each question in a session of its own:\n")
+            _index(console, db, given.index)
+        console.print("Questions about it, each in a session of its own:\n")
         answers = []
         for fact in chosen:
             answers.append(_ask(engine, tokenizer, document.ids, fact, retrieval, hints))
-            console.print(f"  {answers[-1]}")
-    console.print()
-    console.print("Beside plain transformers, which has to read the document first:\n")
+            console.print(f"  {answers[-1]}", soft_wrap=True)
+    console.print("\nBeside plain transformers, which has to read the document first:\n")
     with Progress(*BAR, console=console, transient=True) as bar:
         task = bar.add_task("plain transformers reads it", total=len(document.ids))
         plain = PlainReader(model, document.ids, lambda done, _: bar.update(task, completed=done))
@@ -122,13 +114,16 @@ def show(
     again = [plain.prefill_seconds + seconds for _, seconds in plain_answers]
     console.print(_table(answers, again, equal))
     console.print(LEGEND)
-    plans = answers[-1].plans
-    shown = f"The last question's last query, explained and analyzed:\n{plan_table(plans)}\n\n{plans[-1]}\n"
-    console.print(shown, markup=False, soft_wrap=True)
-    if retrieval is None:
+    if given.explain:
+        plans = answers[-1].plans
+        shown = f"The last question's last query, explained and analyzed:\n{plan_table(plans)}\n\n{plans[-1]}\n"
+        console.print(shown, markup=False, soft_wrap=True)
+    if given.explain and retrieval is None:
         with kvdb.connect(server.target) as db, engine_adapter.transformers.attach(model, db) as engine:
             audit(console, db, engine, tokenizer, document, NAME, [answer.decode for answer in answers])
-    return _verdict_of_search(console, answers, equal, plain_right) if searches else _verdict(console, answers, equal)
+    status = _verdict_of_search(console, answers, equal, plain_right) if searches else _verdict(console, answers, equal)
+    console.print(f"The server's log: {server.log}", soft_wrap=True)
+    return status
 
 
 def _first_pages(
@@ -145,7 +140,7 @@ def _first_pages(
         return
     name = engine.store(name=f"{NAME}, first pages", input_ids=torch.tensor([pages])).name
     console.print(f"The first {FIRST_TOKENS:,} tokens are there, and answer what stands in them:\n")
-    console.print(f"  {_ask(engine, tokenizer, pages, fact, Exact(), None)}\n")
+    console.print(f"  {_ask(engine, tokenizer, pages, fact, Exact(), None)}\n", soft_wrap=True)
     db.drop(name)
 
 
@@ -217,21 +212,20 @@ def _ask(
 
 
 def _table(answers: list[Answer], again: list[float], equal: list[bool]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("vault")
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    table.add_column("question")
     table.add_column("answer")
-    for column in ("reused", "first token", "read again", "faster"):
+    for column in ("kvdb", "plain", "faster"):
         table.add_column(column, justify="right")
-    table.add_column("as plain")
+    table.add_column("tokens")
     for answer, seconds, same in zip(answers, again, equal, strict=True):
         table.add_row(
-            answer.fact.vault,
+            answer.fact.question.strip(),
             answer.verdict,
-            f"{answer.reused:,}",
             f"{answer.first_token_seconds * 1000:,.0f} ms",
             f"{seconds:,.1f} s",
             f"{seconds / answer.first_token_seconds:,.0f}x",
-            "[green]equal[/]" if same else "[red]different[/]",
+            "[green]the same[/]" if same else "[red]others[/]",
         )
     return table
 

@@ -9,7 +9,7 @@ from kvdb.types import Array
 SIGNS = 4
 """The logarithm of the query's length; that of the sum of exp(scale * q.k) over what was read; that of the bound on the sum over
 what was not, relative to it; and the largest scale * q.k, but for the sinks. `StepRun::signs`
-(`kvdb/native/step_run.cpp`) makes the same."""
+(`kvdb/native/steps/step_run.cpp`) makes the same."""
 SIGN_MAX = 1e4
 """A sign beyond this, or one that is no number, counts as this."""
 

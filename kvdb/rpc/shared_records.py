@@ -33,7 +33,7 @@ GOODBYE = b"."
 ABSTRACT = "@"
 """What the path of a socket begins with that lies in no folder (unix(7), abstract socket address)."""
 
-_REQUEST = Struct("<QQIIqQQQQQQQQQdQ8x")  # of 128 bytes, as in kvdb/native/shared_records.h
+_REQUEST = Struct("<QQIIqQQQQQQQQQdQ8x")  # of 128 bytes, as in kvdb/native/transport/shared_records.h
 _ANSWER = Struct("<QQ24sQfffI")  # of 64
 _HAS_START = 1
 

@@ -10,6 +10,8 @@ LOOSE_MAX = 10
 LAYERS_MAX = 12
 OWN_FOLDERS = {"architecture", "benchmarks", "congruence", "deploy", "docs", "examples", "fault", "fuzz", "native"}
 """Folders of tests that are about no single package."""
+NATIVE_ROOMS = ("kernels", "simd", "pages", "attend", "steps", "bind")
+"""Of kvdb/native, each over those before it; transport knows none of them, and bind all."""
 
 
 def test_few_modules_of_kvdb_stand_outside_of_rooms() -> None:
@@ -31,6 +33,21 @@ def test_every_folder_of_tests_mirrors_a_room() -> None:
     homeless = {str(home) for home in homes if home.parts[0] not in OWN_FOLDERS and not (ROOT / home).is_dir()}
     assert not homeless, "tests of a room stand in a folder of its name"
     assert rooms(ROOT / "tests") <= OWN_FOLDERS | set(PACKAGES)
+
+
+def test_rooms_of_native_code_include_only_those_below() -> None:
+    allowed = {room: {*NATIVE_ROOMS[: floor + 1]} for floor, room in enumerate(NATIVE_ROOMS)} | {"transport": {"transport"}}
+    allowed["bind"].add("transport")
+    native = ROOT / "kvdb" / "native"
+    files = [path for path in native.rglob("*") if path.is_file()]
+    assert {path.relative_to(native).parts[0] for path in files} == set(allowed), "a room for each file"
+    upward = [
+        f"{path.relative_to(native)}: {room}"
+        for path in files
+        for room in re.findall(r'^#include "\.\./(\w+)/', path.read_text(), re.MULTILINE)
+        if room not in allowed[path.relative_to(native).parts[0]]
+    ]
+    assert not upward
 
 
 def test_make_help_lists_every_target() -> None:

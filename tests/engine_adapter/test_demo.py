@@ -1,8 +1,10 @@
 """The demo, on a short document: a real server process, real answers, and the tokens of plain transformers."""
 
 import random
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from kvdb.__main__ import main
 
 
 def test_the_demo_answers_right_and_says_so(capsys):
-    assert main(["demo", "--tokens", "1500", "--facts", "10", "--questions", "3", "--seed", "1"]) == 0
+    assert main(["demo", "--tokens", "1500", "--facts", "10", "--questions", "3", "--seed", "1", "--explain"]) == 0
     said = capsys.readouterr().out
     assert "ready on kvdb://127.0.0.1:" in said
     assert "3 of 3 answers are right; all 18 tokens equal those of plain transformers." in said
@@ -22,8 +24,21 @@ def test_the_demo_answers_right_and_says_so(capsys):
     assert "Nothing was searched or compared: reading this much takes no longer than a search." in said
 
 
+def test_what_a_newcomer_sees_are_questions_answers_and_times_and_where_the_log_is(capsys):
+    assert main(["demo", "--tokens", "1500", "--facts", "10", "--questions", "2", "--seed", "1"]) == 0
+    said = capsys.readouterr().out
+    table = [line.split() for line in said[said.index("Beside plain transformers") :].splitlines()]
+    head = table.index(["question", "answer", "kvdb", "plain", "faster", "tokens"])
+    for row in table[head + 1 : head + 3]:
+        assert re.fullmatch(r"Vault \w+ \w+ \d{5} right \S+ ms \S+ s \d+x the same", " ".join(row))
+    assert "Merge on layer" not in said
+    last = said.splitlines()[-1]
+    assert Path(last.removeprefix("The server's log: ")).stat().st_size > 0
+    assert len(max(said.splitlines(), key=len)) <= 100
+
+
 def test_a_demo_that_searches_shows_what_the_search_took(capsys):
-    flags = ["--tokens", "4500", "--facts", "10", "--questions", "2", "--seed", "1", "--retrieval", "dipr"]
+    flags = ["--tokens", "4500", "--facts", "10", "--questions", "2", "--seed", "1", "--retrieval", "dipr", "--explain"]
     assert main(["demo", *flags]) == 0
     said = capsys.readouterr().out
     first, stored, answers = (said.index(words) for words in ("2,048 tokens reused", "stored as", "4,500 tokens reused"))

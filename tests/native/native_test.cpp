@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "run.h"
+#include "kernels/run.h"
 #include "thread_pool.h"
 #include "usable_cpus.h"
 

@@ -1,7 +1,7 @@
 // Copies rows of bytes, and on the way checks for values that are not finite.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "simd/generic.h"
 
 namespace kvdb::kernels {

@@ -2,9 +2,9 @@
 // time.
 #pragma once
 
-#include "../kernels.h"
 #include "decode_step.h"
 #include "decode_walk.h"
+#include "kernels.h"
 #include "rotate.h"
 
 namespace kvdb::kernels {

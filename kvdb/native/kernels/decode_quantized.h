@@ -4,7 +4,7 @@
 // have 16, in two bytes, so that they add next to nothing to the error; beside four, 8.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "quantized_step.h"
 #include "rotate.h"
 #include "simd/hadamard.h"

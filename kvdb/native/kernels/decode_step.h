@@ -4,8 +4,8 @@
 // key row serves R query rows, and the softmax needs no transposition.
 #pragma once
 
-#include "../kernels.h"
 #include "decode_walk.h"
+#include "kernels.h"
 #include "operand.h"
 
 namespace kvdb::kernels {

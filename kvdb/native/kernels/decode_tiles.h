@@ -5,8 +5,8 @@
 // lanes. Weights are transposed for the second product, and values interleaved on the way.
 #pragma once
 
-#include "../kernels.h"
 #include "decode_walk.h"
+#include "kernels.h"
 #include "operand.h"
 #include "rotate.h"
 

@@ -5,8 +5,8 @@
 // every 16 KiB, which halves the bandwidth of one core.)
 #pragma once
 
-#include "../kernels.h"
 #include "gathered.h"
+#include "kernels.h"
 #include "operand.h"
 
 namespace kvdb::kernels {

@@ -1,7 +1,7 @@
 // The last step of attention: merge the states of a row, divide, write in the output's type.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "operand.h"
 
 namespace kvdb::kernels {

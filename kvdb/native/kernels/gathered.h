@@ -1,7 +1,7 @@
 // The keys and values of a tile for one KV head, where each group of tokens is contiguous.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 
 namespace kvdb::kernels {
 

@@ -1,7 +1,7 @@
 // The matrix product of prefill, in registers of vectors.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "operand.h"
 
 namespace kvdb::kernels {

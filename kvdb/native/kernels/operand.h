@@ -2,7 +2,7 @@
 // instruction for that, as 32-bit lanes that each hold a pair of bfloat16.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "simd/generic.h"
 
 namespace kvdb::kernels {

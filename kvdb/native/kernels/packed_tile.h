@@ -1,8 +1,8 @@
 // Keys and values of a tile of tokens in the layout in which prefill multiplies them.
 #pragma once
 
-#include "../kernels.h"
 #include "gathered.h"
+#include "kernels.h"
 #include "multiply.h"
 #include "multiply_tiles.h"
 #include "operand.h"

@@ -6,7 +6,7 @@
 // depend on the number of threads.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "packed_tile.h"
 #include "read_ahead.h"
 #include "rotate.h"

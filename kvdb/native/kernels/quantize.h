@@ -1,7 +1,7 @@
 // Quantizes the keys and values of one KV head of a block, and takes that back.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "simd/coded_row.h"
 
 namespace kvdb::kernels {

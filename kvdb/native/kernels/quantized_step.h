@@ -1,7 +1,7 @@
 // One tile of quantized tokens for R rows of one KV head.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "operand.h"
 #include "quantized_softmax.h"
 

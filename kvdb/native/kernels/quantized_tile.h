@@ -1,7 +1,7 @@
 // A tile of quantized tokens of one KV head, and the rows that attend to it.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "simd/generic.h"
 
 namespace kvdb::kernels {

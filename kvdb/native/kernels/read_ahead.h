@@ -4,7 +4,7 @@
 // caches hold.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "simd/generic.h"
 
 namespace kvdb::kernels {

@@ -1,7 +1,7 @@
 // Attention over chosen tokens whose scores are known: only their values are read.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "simd/coded_row.h"
 #include "simd/generic.h"
 

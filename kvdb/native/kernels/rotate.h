@@ -1,7 +1,7 @@
 // Rotates rows by the angles of RoPE, forward or back: in float32, rounded at the end.
 #pragma once
 
-#include "../kernels.h"
+#include "kernels.h"
 #include "operand.h"
 
 namespace kvdb::kernels {

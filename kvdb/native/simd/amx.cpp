@@ -1,6 +1,6 @@
 #include "simd/amx.h"
 
-#include "../kernels.h"
+#include "../kernels/kernels.h"
 #include "../kernels/table.h"
 
 namespace kvdb {

@@ -1,4 +1,4 @@
-#include "../kernels.h"
+#include "../kernels/kernels.h"
 #include "../kernels/table.h"
 #include "simd/amx.h"
 

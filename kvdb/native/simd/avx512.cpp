@@ -1,6 +1,6 @@
 #include "simd/avx512.h"
 
-#include "../kernels.h"
+#include "../kernels/kernels.h"
 #include "../kernels/table.h"
 
 namespace kvdb {

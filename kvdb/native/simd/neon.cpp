@@ -1,6 +1,6 @@
 #include "simd/neon.h"
 
-#include "../kernels.h"
+#include "../kernels/kernels.h"
 #include "../kernels/table.h"
 
 namespace kvdb {

@@ -1,4 +1,4 @@
-#include "bind_step.h"
+#include "step.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "bind_shared_ring.h"
+#include "shared_ring.h"
 
 using namespace nb::literals;
 

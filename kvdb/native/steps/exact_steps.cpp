@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "quantize.h"
+#include "../pages/quantize.h"
 #include "thread_pool.h"
 
 namespace kvdb {

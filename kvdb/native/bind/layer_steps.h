@@ -1,9 +1,9 @@
 // The steps of a layer as Python holds them.
 #pragma once
 
-#include "bind_caller_arrays.h"
-#include "bind_step.h"
-#include "layer_steps.h"
+#include "../steps/layer_steps.h"
+#include "caller_arrays.h"
+#include "step.h"
 
 namespace kvdb {
 

@@ -1,8 +1,9 @@
+#include "../pages/file_reads.h"
+
 #include <cerrno>
 #include <system_error>
 
 #include "bind.h"
-#include "file_reads.h"
 
 using namespace nb::literals;
 

@@ -5,10 +5,10 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "../pages/move.h"
+#include "../pages/quantize.h"
 #include "found_cut.h"
-#include "move.h"
 #include "observe.h"
-#include "quantize.h"
 
 namespace kvdb {
 namespace {

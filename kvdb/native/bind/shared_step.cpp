@@ -3,8 +3,8 @@
 #include <limits>
 #include <string>
 
-#include "bind_caller_arrays.h"
-#include "bind_shared_ring.h"
+#include "caller_arrays.h"
+#include "shared_ring.h"
 
 using namespace nb::literals;
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "attend.h"
+#include "../attend/attend.h"
 #include "searcher.h"
 
 namespace kvdb {

@@ -1,7 +1,7 @@
 #include <limits>
 
+#include "../pages/page_pool.h"
 #include "bind.h"
-#include "page_pool.h"
 
 using namespace nb::literals;
 

@@ -3,8 +3,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "attend.h"
-#include "bind_shared_ring.h"
+#include "../attend/attend.h"
+#include "shared_ring.h"
 
 using namespace nb::literals;
 

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "kernels.h"
+#include "../kernels/kernels.h"
 
 namespace kvdb {
 

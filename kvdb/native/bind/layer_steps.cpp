@@ -1,4 +1,4 @@
-#include "bind_layer_steps.h"
+#include "layer_steps.h"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>

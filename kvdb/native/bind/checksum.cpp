@@ -1,5 +1,6 @@
+#include "../pages/checksum.h"
+
 #include "bind.h"
-#include "checksum.h"
 
 using namespace nb::literals;
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "../kernels/kernels.h"
+#include "../pages/transfer.h"
 #include "bind_base.h"
-#include "kernels.h"
-#include "transfer.h"
 
 namespace kvdb {
 

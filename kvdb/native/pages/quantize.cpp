@@ -3,7 +3,6 @@
 #include <cstring>
 #include <mutex>
 
-#include "attend.h"
 #include "span.h"
 #include "workspace.h"
 

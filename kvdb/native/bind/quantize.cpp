@@ -1,7 +1,8 @@
+#include "../pages/quantize.h"
+
 #include <nanobind/stl/tuple.h>
 
 #include "bind.h"
-#include "quantize.h"
 
 using namespace nb::literals;
 

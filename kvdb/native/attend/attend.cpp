@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "../pages/quantize.h"
 #include "isa.h"
 #include "paged_memory.h"
-#include "quantize.h"
 #include "thread_pool.h"
 #include "usable_cpus.h"
 #include "workspace.h"

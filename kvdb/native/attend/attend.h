@@ -1,7 +1,7 @@
 // Exact attention over a run of blocks.
 #pragma once
 
-#include "kernels.h"
+#include "../kernels/kernels.h"
 
 namespace kvdb {
 

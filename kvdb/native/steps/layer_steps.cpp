@@ -6,10 +6,10 @@
 #include <cstring>
 #include <iterator>
 
+#include "../pages/transfer.h"
 #include "exact_steps.h"
 #include "step_states.h"
 #include "thread_pool.h"
-#include "transfer.h"
 
 namespace kvdb {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "../pages/move.h"
 #include "bind.h"
-#include "move.h"
 
 using namespace nb::literals;
 

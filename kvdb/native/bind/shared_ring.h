@@ -9,9 +9,9 @@
 #include <optional>
 #include <string>
 
+#include "../transport/shared_records.h"
+#include "../transport/shared_ring.h"
 #include "bind.h"
-#include "shared_records.h"
-#include "shared_ring.h"
 #include "usable_cpus.h"
 
 namespace kvdb {

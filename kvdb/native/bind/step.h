@@ -6,8 +6,8 @@
 
 #include <memory>
 
+#include "../steps/step_observations.h"
 #include "bind.h"
-#include "step_observations.h"
 
 namespace kvdb {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "attend.h"
+#include "../attend/attend.h"
 
 namespace kvdb {
 

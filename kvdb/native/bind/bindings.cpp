@@ -6,9 +6,9 @@
 #include <cmath>
 #include <string>
 
-#include "attend.h"
+#include "../attend/attend.h"
+#include "../pages/transfer.h"
 #include "bind.h"
-#include "transfer.h"
 
 using namespace nb::literals;
 
