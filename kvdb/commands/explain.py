@@ -5,27 +5,23 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
-from kvdb.commands.arguments import add_context, add_index, add_retrieval, open_server, retrieval_of, sentence
+from kvdb.commands.arguments import Subparsers, add_command, add_context, add_index, add_retrieval, open_server, retrieval_of
+from kvdb.commands.output import table as in_columns
 from kvdb.errors import InvalidArgument
 from kvdb.types import SessionInfo
 from query_optimizer.access import Access
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import Hints, QueryOptions
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
 TEXTS = {"retrieval", "way", "rule"}
 """The columns that are aligned to the left."""
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `explain` to the `kvdb` command."""
     what = "say how a query over a context, or of an open session, is answered, and by which rule"
-    parser = commands.add_parser("explain", help=what, description=sentence(what))
-    parser.set_defaults(run=_explain)
+    parser = add_command(commands, "explain", what, _explain)
     add_context(parser, without="see --session")
     parser.add_argument(
         "--session",
@@ -94,14 +90,12 @@ def table(plans: Sequence[Plan]) -> str:
     rows = [_row(plan, analyzed, len(retrievals) > 1) for plan in plans]
     rows.append(_total(plans, analyzed))
     columns = list(rows[0])
-    widths = [max(len(name), *(len(row.get(name, "")) for row in rows)) for name in columns]
-    lines = [_line(columns, widths, {name: name for name in columns})]
-    lines += [_line(columns, widths, row) for row in rows]
+    cells = [columns, *([row.get(name, "") for name in columns] for row in rows)]
     tokens = plans[0].estimate.tokens
     head = f"{tokens:,} tokens, {plans[0].accesses[0].kv_heads if plans[0].accesses else 0} KV heads"
     if len(retrievals) == 1:
         head += f", {retrievals.pop()} {'asked for' if plans[0].retrieval_given else 'chosen by the optimizer'}"
-    return "\n".join([head, *lines])
+    return f"{head}\n{in_columns(cells, TEXTS)}"
 
 
 def _row(plan: Plan, analyzed: bool, names_retrieval: bool) -> dict[str, str]:
@@ -161,11 +155,3 @@ def _accesses(plan: Plan, head: int) -> list[Access]:
 
 def _name(access: Access) -> str:
     return "exact" if access.index is None else access.index
-
-
-def _line(columns: Sequence[str], widths: Sequence[int], row: dict[str, str]) -> str:
-    cells = [
-        row.get(name, "").ljust(width) if name in TEXTS else row.get(name, "").rjust(width)
-        for name, width in zip(columns, widths, strict=True)
-    ]
-    return "  ".join(cells).rstrip()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvdb.commands.measures import FORMS, TITLES
-from kvdb.commands.output import drawn
+from kvdb.commands.output import drawn, table
 from kvdb.types import ERROR
 from kvdb.types.measures import Values
 
@@ -29,9 +29,8 @@ def text_map(measure: str, values: Values) -> str:
     widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
     title = TITLES[measure].replace("\n", ": ")
     if len("layer") + sum(widths) + 2 * len(widths) <= COLUMNS:
-        lines = [("  ".join(["layer", *map(str.rjust, heads, widths)]))]
-        lines += ["  ".join([f"{layer:>5}", *map(str.rjust, row, widths)]) for layer, row in enumerate(rows)]
-        return "\n".join([title, *lines])
+        numbered = [[str(layer), *row] for layer, row in enumerate(rows)]
+        return f"{title}\n{table([['layer', *heads], *numbered])}"
     shades, limits = drawn(SHADES, PLAIN_SHADES), LIMITS.get(measure, EVEN)
     lines = [f"{layer:>{number}} {_shaded(row, shades, limits)}" for layer, row in enumerate(values)]
     key = [f"{shade} <{FORMS[measure].format(limit)}" for shade, limit in zip(shades, limits, strict=False)]
