@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 import torch
 
 import kvdb
-from benchmarks.blend_first import First
 from benchmarks.blend_plot import draw
-from benchmarks.blend_random import Random
+from benchmarks.blend_strategies import First, Random
 from benchmarks.harness import machine, report
 from engine_adapter.models import sections
 from engine_adapter.models.vault import CODE_DIGITS

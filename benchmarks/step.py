@@ -1,10 +1,11 @@
 """How long does a decode step take, exact and by each way of searching, as a caller sees it: through `session.attend`?
 
     python -m benchmarks.step                         # synthetic diffuse heads
-    python -m benchmarks.step --heads FOLDER/         # and real ones; FOLDER as in benchmarks/estimates.py
+    python -m benchmarks.step --heads FOLDER/         # and real ones; FOLDER/keys.npy and so on, see below
 
 Two shapes: that of SmolLM2-135M (9 query heads on 3 KV heads of 64) at 15,000 tokens, and 32 on 8 of 128 at 32,768. Each round
-answers one token in every layer, exactly and by each way, in turns; the layers together are larger than the caches.
+answers one token in every layer, exactly and by each way, in turns; the layers together are larger than the caches. FOLDER holds
+float32 keys and values `[layers, kv_heads, n, head_dim]` and queries `[layers, q_heads, m, head_dim]`, as a model stored them.
 """
 
 from __future__ import annotations

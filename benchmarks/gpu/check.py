@@ -8,6 +8,7 @@ A plain checkout does, with torch, Triton, pytest and hypothesis. Without a card
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import shutil
 import sys
@@ -25,7 +26,9 @@ SECONDS_MAX = 540.0
 
 
 def main() -> None:
-    if sys.argv[1:] == ["tests"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["tests"], help="the kernels' tests alone (default everything)")
+    if parser.parse_args().what == "tests":
         sys.exit(tests())
     if not card_found():
         print(
