@@ -17,15 +17,15 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 
 from engine_adapter.rag import Answer, DocumentInfo, RagEngine
-from engine_adapter.rag.stream import Stop
 from engine_adapter.rag_server.completion import Completion, Receive, Scope, Send
 from engine_adapter.rag_server.errors import Failure, Refused, failure_of, invalid
 from engine_adapter.rag_server.requests import ChatRequest, DocumentRequest, Given
 from engine_adapter.rag_server.settings import Settings
 from engine_adapter.rag_server.work import Generation, Work
+from engine_adapter.transformers.timing import StopWhen
 from kvdb.errors import KvdbError
 
 OPEN = frozenset({"/health"})
@@ -103,6 +103,8 @@ class Endpoint:
     def _ask(self, asked: ChatRequest, new_tokens: int, give: Callable[[str], object], stop: Event) -> Answer:
         if asked.seed is not None:
             torch.manual_seed(asked.seed)
+        positions = self._engine.positions  # transformers' own limit would take the place of max_new_tokens
+        ends = [StopWhen(lambda _: stop.is_set()), StopWhen(lambda ids: ids.shape[1] >= positions)]
         try:
             return self._engine.chat(
                 asked.chat,
@@ -110,7 +112,7 @@ class Endpoint:
                 recompute=asked.recompute,
                 max_new_tokens=new_tokens,
                 stream=give,
-                stopping_criteria=StoppingCriteriaList([Stop(stop), Full(self._engine.positions)]),
+                stopping_criteria=StoppingCriteriaList(ends),
                 **asked.sampling,
             )
         finally:
@@ -201,14 +203,3 @@ def _of_http(error: HTTPException) -> Failure:
 def _failed(failure: Failure) -> Response:
     content = json.dumps(failure.body).encode()
     return Response(content, failure.status, media_type="application/json")
-
-
-class Full(StoppingCriteria):
-    """transformers' own criterion would take the place of the one that `max_new_tokens` makes."""
-
-    def __init__(self, positions: int) -> None:
-        self._positions = positions
-
-    def __call__(self, input_ids: torch.Tensor, *_given: Any, **_named: Any) -> torch.Tensor:
-        full = input_ids.shape[1] >= self._positions
-        return torch.full((input_ids.shape[0],), full, dtype=torch.bool, device=input_ids.device)

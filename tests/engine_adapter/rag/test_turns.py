@@ -2,7 +2,7 @@
 
 import threading
 
-from engine_adapter.rag.turns import Turns
+from engine_adapter.rag.attached import Turns
 from tests.waiting import until
 
 
