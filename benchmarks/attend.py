@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks.harness import arguments, huge_pages, machine, measure, per_call, report
+from benchmarks.harness import argument_parser, huge_pages, machine, measure, per_call, report
 from kvdb import _native
 
 KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE = 8, 4, 128, 64
@@ -240,7 +240,7 @@ def main() -> None:
         "overhead": [partial(overhead, tokens) for tokens in (1, 16, 64)],
         "append": [append],
     }
-    parser = arguments(__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to measure, of {', '.join(benchmarks)} (default all)")
     given = parser.parse_args()
     report("machine", **machine(), torch_threads=torch.get_num_threads(), isas=_native.isas())

@@ -11,7 +11,6 @@ soon as it is done (`blend_real.mix`), and for all of them at the end (`blend_re
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -23,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from engine_adapter.models.pretrained import REASON, real_model_folder
 from engine_adapter.rag import RagEngine
 from engine_adapter.rag.check import Checked
@@ -66,7 +65,7 @@ def shortened(text: str, characters: int | None) -> str:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argument_parser(__doc__)
     arguments.add_argument("--mixes", type=int, default=MIXES)
     arguments.add_argument("--ratios", type=float, nargs="*", default=RATIOS, help="beside the chosen one (default %(default)s)")
     arguments.add_argument("--characters", type=int, help="of each document, about; all if left out")

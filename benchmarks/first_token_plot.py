@@ -11,7 +11,7 @@ mpl.use("agg")  # before pyplot, so that no display is looked for
 
 import matplotlib.pyplot as plt
 
-from benchmarks.harness import arguments
+from benchmarks.harness import argument_parser
 
 FOLDER = Path(__file__).parent
 COLOURS = {"plain vLLM": "#999999", "vLLM over kvdb, prompt found": "#0072B2"}
@@ -46,5 +46,5 @@ def draw(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    arguments(__doc__).parse_args()
+    argument_parser(__doc__).parse_args()
     draw(FOLDER / "plots" / "first-token.png")

@@ -18,7 +18,7 @@ SETTLE_SECONDS = 0.02
 """Before each timed call: OpenMP's threads spin for a while after a call of torch, on the cores the next candidate needs."""
 
 
-def arguments(description: str | None) -> argparse.ArgumentParser:
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """The parser of a benchmark's arguments, whose help is the docstring of its file as it stands there."""
     return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks import certificate, tables
 from benchmarks.decoding import Decoding, read_seconds
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from benchmarks.kinds import KINDS, USUAL, Built, build
 from benchmarks.layer import Answer, Layer, joined
 from benchmarks.workloads import Shape, Workload, generate
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths (default %(default)s)")
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=USUAL, help="indexes (default %(default)s)")
     parser.add_argument("--workloads", nargs="+", choices=["sharp", "diffuse", "vault"], default=["sharp", "diffuse"])

@@ -14,7 +14,6 @@ The transports are a server that shares memory with its clients, and one that an
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -27,7 +26,7 @@ import numpy as np
 from hdrh.histogram import HdrHistogram
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from benchmarks.service import SPEC, keys_values, random
 from benchmarks.service_process import server
 from kvdb.types import Array
@@ -62,7 +61,7 @@ class Taken(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How does the service stand up to many at once?")
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=4096, help="of each context")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each rate of arrivals; 0 for none")
     parser.add_argument("--rounds", type=int, default=40, help="steps of each session")

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from benchmarks.workloads import Shape, generate
 
 WAYS: dict[str, kvdb.QueryOptions] = {
@@ -131,7 +131,7 @@ def real(prefix: str) -> Work:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--heads", help="what the names of the files of real heads begin with")
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), help="the ways to measure, exact among them (default all)")
     return parser.parse_args()

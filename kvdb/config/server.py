@@ -1,5 +1,6 @@
-"""The settings of `kvdb serve`."""
+"""The settings of `kvdb serve`: how it answers, what it writes, and the port for those who watch it."""
 
+import os
 from dataclasses import dataclass, field
 
 from kvdb.config.checks import check_types
@@ -7,6 +8,8 @@ from kvdb.config.storage import MIB
 from kvdb.errors import ConfigError
 
 LOCAL_SOCKET_BYTES_MAX = 100
+FORMATS = ("human", "json")
+LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -88,3 +91,45 @@ class ServerConfig:
             raise ConfigError("server.tls_cert and server.tls_key go together, and server.tls_client_ca needs both")
         if self.tls_tenants and not self.tls_client_ca:
             raise ConfigError("server.tls_tenants needs server.tls_client_ca, whose certificates name the tenants")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What `kvdb serve` writes to stderr, a line for each thing that happens.
+
+    format: human or json. level: the least that is written: debug, info, warning or error.
+    """
+
+    format: str = "human"
+    level: str = "info"
+
+    def __post_init__(self) -> None:
+        check_types(self, "log")
+        for name, known in (("format", FORMATS), ("level", LEVELS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"log.{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """The HTTP port of `kvdb serve`, with its health, its metrics and its console. Nothing can be changed through it.
+
+    host: an address. port: None for no HTTP, 0 picks a free one. Other machines may reach it only where the server asks for a
+    token, which this port asks for too, but for the two answers about health. host_names: under which
+    names it may be asked where there is no token, beside addresses, localhost and `host`.
+    """
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    host_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_types(self, "metrics")
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise ConfigError(f"metrics.port is {self.port}; expected 0 to 65535")
+
+
+def quiet_grpc() -> None:
+    """Keep gRPC's own lines from the terminal, as errors say what they say. gRPC reads this once, when it is imported; what the
+    user has set stays."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
