@@ -25,7 +25,7 @@ class NoKind(ValueError):
     """A class cannot be a kind of index: it lacks something, or its name is taken."""
 
 
-class Kind(Protocol):
+class IndexKind(Protocol):
     """The class of a kind: what can be asked before an index of it is built."""
 
     @property
@@ -68,19 +68,19 @@ class AcceleratedStepped(Protocol):
     ) -> Generator[float, None, Index]: ...
 
 
-K = TypeVar("K", bound=Kind)
+K = TypeVar("K", bound=IndexKind)
 ATTRIBUTES = {"kind": str, "walks": bool, "estimates_tail": bool}
 VERBS = ("build", "insert", "search", "verify", "save", "load", "cost", "nbytes")
 
 
-class Kinds(Mapping[str, Kind]):
+class Kinds(Mapping[str, IndexKind]):
     """Kinds by name. Thread-safe: the dictionary is replaced and never changed, so whoever goes through it meets no change."""
 
-    def __init__(self, kinds: Iterable[Kind]) -> None:
+    def __init__(self, kinds: Iterable[IndexKind]) -> None:
         self._kinds = {kind.kind: kind for kind in kinds}
         self._lock = Lock()
 
-    def __getitem__(self, name: str) -> Kind:
+    def __getitem__(self, name: str) -> IndexKind:
         return self._kinds[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -89,7 +89,7 @@ class Kinds(Mapping[str, Kind]):
     def __len__(self) -> int:
         return len(self._kinds)
 
-    def add(self, kind: Kind) -> bool:
+    def add(self, kind: IndexKind) -> bool:
         """Add a kind behind the others. Returns False, and adds nothing, where another has its name."""
         with self._lock:
             known = self._kinds.get(kind.kind, kind)
@@ -117,7 +117,7 @@ def register(cls: K) -> K:
     return cls
 
 
-def kind(name: str) -> Kind:
+def kind(name: str) -> IndexKind:
     """The class of the kind with that name. Raises UnknownKind."""
     if name not in KINDS:
         raise UnknownKind(f"no kind of index is named {name!r}; expected one of {', '.join(KINDS)}")

@@ -45,7 +45,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Document:
+class VaultDocument:
     """Token ids of a text, and the facts hidden in it, in their order."""
 
     ids: list[int]
@@ -71,7 +71,7 @@ def load_from(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase
     return model, AutoTokenizer.from_pretrained(folder)
 
 
-def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed: int) -> Document:
+def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed: int) -> VaultDocument:
     """`tokens` tokens of prose (Python's own documentation) with `facts` facts at even distances; the same for a seed.
 
     Raises InvalidArgument for less than one fact, or more than there are names or room for.
@@ -90,7 +90,7 @@ def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed
         gap = (tokens - len(ids)) // (facts - i) - len(sentence)
         start = chance.randrange(len(text) - gap)
         ids += [*text[start : start + gap], *sentence]
-    return Document(ids, hidden)
+    return VaultDocument(ids, hidden)
 
 
 def _vault(pair: int) -> str:

@@ -16,7 +16,7 @@ from engine_adapter.transformers.support import positions_max
 from kvdb.errors import AlreadyExists, SessionClosed
 
 
-class Turns:
+class FairLock:
     """A lock that is handed on in the order in which it was asked for. A `threading.Lock` may let one thread starve others."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class AttachedModel:
         self.model = model
         self.db = db
         self._namespace = namespace
-        self._turns = Turns()
+        self._turns = FairLock()
         self._closed = False
         with ExitStack() as stack:
             self.engine = stack.enter_context(attach(model, db))

@@ -23,8 +23,8 @@ from engine_adapter.rag import Answer, DocumentInfo, RagEngine
 from engine_adapter.rag_server.completion import Completion, Receive, Scope, Send
 from engine_adapter.rag_server.errors import Failure, Refused, failure_of, invalid
 from engine_adapter.rag_server.requests import ChatRequest, DocumentRequest, Given
-from engine_adapter.rag_server.settings import Settings
-from engine_adapter.rag_server.work import Generation, Work
+from engine_adapter.rag_server.settings import EndpointSettings
+from engine_adapter.rag_server.work import CallQueue, Generation
 from engine_adapter.transformers.timing import StopWhen
 from kvdb.errors import KvdbError
 
@@ -38,11 +38,11 @@ G = TypeVar("G", bound=Given)
 class Endpoint:
     """The routes over an engine that chats, which the caller keeps."""
 
-    def __init__(self, engine: RagEngine, settings: Settings) -> None:
+    def __init__(self, engine: RagEngine, settings: EndpointSettings) -> None:
         self._engine = engine
         self._settings = settings
-        self._answers = Work(1, settings.waiting_max, "kvdb-rag-answer")
-        self._documents = Work(DOCUMENT_THREADS, settings.waiting_max, "kvdb-rag-document")
+        self._answers = CallQueue(1, settings.waiting_max, "kvdb-rag-answer")
+        self._documents = CallQueue(DOCUMENT_THREADS, settings.waiting_max, "kvdb-rag-document")
         self._started = int(time.time())
 
     def app(self) -> Starlette:
@@ -60,7 +60,7 @@ class Endpoint:
                 Route(documents + "/{doc_id:path}", self._put, methods=["PUT"]),
                 Route(documents + "/{doc_id:path}", self._delete, methods=["DELETE"]),
             ],
-            middleware=[Middleware(TokenCheck, token=token)] if token else [],
+            middleware=[Middleware(BearerCheck, token=token)] if token else [],
             exception_handlers={
                 KvdbError: lambda _, error: _failed(failure_of(error)),
                 HTTPException: lambda _, error: _failed(_of_http(error)),
@@ -173,7 +173,7 @@ class Endpoint:
             raise invalid(error) from None
 
 
-class TokenCheck:
+class BearerCheck:
     """ASGI middleware that wants a bearer token, and compares it in constant time."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Any], token: str) -> None:

@@ -54,7 +54,7 @@ def _run(given: argparse.Namespace) -> int:
 
         from engine_adapter.rag import RagEngine
         from engine_adapter.rag_server.serve import listen, run
-        from engine_adapter.rag_server.settings import Settings
+        from engine_adapter.rag_server.settings import EndpointSettings
     import kvdb
     import kvdb.config as configuration
 
@@ -62,7 +62,7 @@ def _run(given: argparse.Namespace) -> int:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"no model is in {given.model}; expected a folder with config.json, weights and tokenizer")
     alias = folder.absolute().name
-    settings = Settings(given.name or alias, alias, _token(given.token_file), given.max_tokens, given.waiting_max)
+    settings = EndpointSettings(given.name or alias, alias, _token(given.token_file), given.max_tokens, given.waiting_max)
     remote = "://" in given.target
     target_token = (configuration.load().server.token if given.target_token is None else given.target_token) if remote else ""
     with listen(given.host, given.port, settings.token) as listening, kvdb.connect(given.target, token=target_token) as db:

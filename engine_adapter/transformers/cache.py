@@ -41,7 +41,7 @@ class Row:
     unstored: int | None = None
 
 
-class Batch:
+class SessionBatch:
     """The state that the layers of one cache share.
 
     options: which tokens are read. db: answers all rows in one call; None to answer each row by itself, as for a single row.
@@ -73,7 +73,7 @@ class SessionLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, number: int, batch: Batch, length: int) -> None:
+    def __init__(self, number: int, batch: SessionBatch, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.number = number
         self.batch = batch
@@ -164,7 +164,7 @@ class SessionLayer(CacheLayerMixin):
             raise Unsupported(f"layer {self.number} scales its scores by {scale}; expected {spec.softmax_scale}, as in the spec")
 
 
-MakeLayer = Callable[[int, Batch, int], SessionLayer]
+MakeLayer = Callable[[int, SessionBatch, int], SessionLayer]
 """Called as (number, batch, length) for each layer of a cache."""
 
 
@@ -184,7 +184,7 @@ class SessionCache(Cache):
         db: kvdb.Client | None = None,
         make: MakeLayer = SessionLayer,
     ) -> None:
-        self._batch = Batch(spec, list(rows), options, db)
+        self._batch = SessionBatch(spec, list(rows), options, db)
         self._session_layers = [make(number, self._batch, length) for number in range(spec.layers)]
         super().__init__(layers=list(self._session_layers))
 

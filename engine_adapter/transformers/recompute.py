@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 import kvdb
-from engine_adapter.recompute import Pass, Recomputed, Selection
-from engine_adapter.transformers.cache import Batch, Row, SessionLayer
+from engine_adapter.recompute import Pass, Recomputed, SelectedTokens
+from engine_adapter.transformers.cache import Row, SessionBatch, SessionLayer
 from engine_adapter.transformers.support import decoder_layers
 from kvdb.blend.strategies import Recompute
 from kvdb.errors import Unsupported
@@ -34,7 +34,7 @@ def recompute(
     `Session.overlay` raises; the session is then unfinished.
     """
     started = perf_counter()
-    selection = Selection(session, options, token_seconds)
+    selection = SelectedTokens(session, options, token_seconds)
     if selection.entering.any():
         _Run(session, Pass(session, selection)).through(model)
     return selection.result(session, started)
@@ -56,7 +56,7 @@ class _Probed(Exception):
 class _Layer(SessionLayer):
     """A layer of the cache whose tokens stand at any positions before the tail."""
 
-    def __init__(self, number: int, batch: Batch, run: "_Run") -> None:
+    def __init__(self, number: int, batch: SessionBatch, run: "_Run") -> None:
         super().__init__(number, batch, 0)
         self._run = run
 
@@ -83,7 +83,7 @@ class _Run:
 
     def through(self, model: PreTrainedModel) -> None:
         """Put the tokens through the model's layers. Raises Unsupported for layers that cannot be run on some tokens."""
-        batch = Batch(self._session.spec, [Row(self._session)], NO_OPTIONS)
+        batch = SessionBatch(self._session.spec, [Row(self._session)], NO_OPTIONS)
         cache = Cache(layers=[_Layer(number, batch, self) for number in range(self._session.spec.layers)])
         ids = torch.from_numpy(self._pass.tokens).to(model.device)
         positions = torch.from_numpy(self._pass.positions).to(model.device)

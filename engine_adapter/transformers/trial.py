@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 import kvdb
-from engine_adapter.transformers.cache import Batch, SessionLayer
+from engine_adapter.transformers.cache import SessionBatch, SessionLayer
 from engine_adapter.transformers.support import windows_of
 from kvdb.errors import Unsupported
 from query_optimizer.query_options import NO_OPTIONS
@@ -22,7 +22,7 @@ TOKENS = 2
 def check_attention(model: PreTrainedModel, spec: kvdb.ModelSpec) -> None:
     """Raises Unsupported, naming the layer, for an attached model one of whose layers asks for other attention than kvdb
     computes, or does not ask for any. It takes as long as a step of decoding; no database has part in it."""
-    batch = Batch(spec, [], NO_OPTIONS)
+    batch = SessionBatch(spec, [], NO_OPTIONS)
     layers = [_TrialLayer(number, batch, window) for number, window in enumerate(windows_of(model))]
     ids = torch.zeros(1, TOKENS, dtype=torch.long, device=model.device)
     with _evaluating(model), torch.no_grad():
@@ -39,7 +39,7 @@ def check_attention(model: PreTrainedModel, spec: kvdb.ModelSpec) -> None:
 class _TrialLayer(SessionLayer):
     """A layer over no session, whose answers are zero."""
 
-    def __init__(self, number: int, batch: Batch, window: int | None) -> None:
+    def __init__(self, number: int, batch: SessionBatch, window: int | None) -> None:
         super().__init__(number, batch, 0)
         self.window = window
 

@@ -21,7 +21,7 @@ from engine_adapter.vllm.answers import Answers
 from engine_adapter.vllm.attention_layers import answer_layers
 from engine_adapter.vllm.attention_options import AttentionOptions
 from engine_adapter.vllm.blend import Blending, Results
-from engine_adapter.vllm.blends import Blend, Blends
+from engine_adapter.vllm.blends import BlendLoad, Blends
 from engine_adapter.vllm.events import Announcements, KvdbEvents, events_of
 from engine_adapter.vllm.identity import salt_of, spec_of_engine
 from engine_adapter.vllm.journal import Journal
@@ -49,7 +49,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # without vllm i
     """What the scheduler's side tells the worker's for one step."""
 
     step: Step
-    blends: tuple[Blend, ...] = ()
+    blends: tuple[BlendLoad, ...] = ()
 
 
 class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm its base is not known

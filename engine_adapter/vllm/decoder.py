@@ -22,7 +22,7 @@ Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of one layer: q, k, v after RoPE and its result are `[heads, n, head_dim]`."""
 
 
-class _Ended(Exception):
+class _LayerEnded(Exception):
     """Ends a layer whose keys and values, `[kv_heads, n, head_dim]`, are wanted alone."""
 
     def __init__(self, k: Tensor, v: Tensor) -> None:
@@ -77,23 +77,23 @@ class Decoder:
             def answer(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
                 out = going.attend(number, q, k, v)
                 if out is None:
-                    raise _Ended(k, v)
+                    raise _LayerEnded(k, v)
                 return out
 
             try:
                 hidden, residual = self._run(number, positions, hidden, residual, answer)
-            except _Ended:
+            except _LayerEnded:
                 return
 
     def _probe(self, number: int, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys and values of a layer for all its tokens. The layer's norm writes into what it is given."""
 
         def answer(_q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            raise _Ended(k, v)
+            raise _LayerEnded(k, v)
 
         try:
             self._run(number, positions, hidden.clone(), None if residual is None else residual.clone(), answer)
-        except _Ended as ended:
+        except _LayerEnded as ended:
             return ended.k, ended.v
         raise Unsupported(f"layer {number} did not call its attention, so its tokens cannot be recomputed")
 
