@@ -19,9 +19,8 @@ from engine_adapter.transformers.decode_stats import counters_of, decode_stats
 from engine_adapter.transformers.exchange import checked_cache, exported
 from engine_adapter.transformers.held_cache import HeldCache, held_in
 from engine_adapter.transformers.keep import Names, check_free, keep_answers, names_of
-from engine_adapter.transformers.new_columns import only_new_columns
 from engine_adapter.transformers.options import answer_tokens, beams_of, check_mode, drafts, settings_of
-from engine_adapter.transformers.prefill import prefill
+from engine_adapter.transformers.prefill import only_new_columns, prefill
 from engine_adapter.transformers.prompts import PromptBatch, PromptRow, as_row, one_of, prompts_of
 from engine_adapter.transformers.recompute import recompute as recomputed
 from engine_adapter.transformers.support import (

@@ -27,11 +27,10 @@ from engine_adapter.vllm.identity import salt_of, spec_of_engine
 from engine_adapter.vllm.journal import Journal
 from engine_adapter.vllm.loads import BackgroundLoads, Filling, Loads
 from engine_adapter.vllm.log import LOG, join_vllm
-from engine_adapter.vllm.lookups import Lookups
 from engine_adapter.vllm.marks import BlendOptions
 from engine_adapter.vllm.metrics import KvdbMetrics, KvdbStats
 from engine_adapter.vllm.packing import block_size_of, layers_of, layout_of
-from engine_adapter.vllm.presence import Presence
+from engine_adapter.vllm.presence import Lookups, Presence
 from engine_adapter.vllm.requests import Requests, Step
 from engine_adapter.vllm.saves import Saves
 from engine_adapter.vllm.shared_client import acquire, release

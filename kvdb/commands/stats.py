@@ -8,9 +8,8 @@ from pathlib import Path
 import kvdb.commands.heat_map as heat_map
 import kvdb.validate as validate
 from kvdb.commands.arguments import Subparsers, add_command, add_context, open_server
-from kvdb.commands.measures import DRAWN
+from kvdb.commands.measures import DRAWN, text_map
 from kvdb.commands.stats_table import audited, heads_of_layer, space_taken, summary, tiers, used
-from kvdb.commands.text_map import text_map
 from kvdb.errors import InvalidArgument
 from kvdb.types import ERROR, ContextInfo, ContextStatistics
 from kvdb.types.measures import is_known, overall
