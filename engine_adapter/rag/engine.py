@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -300,7 +299,7 @@ class RagEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _stream(self, asked: Asked, docs: Iterable[Doc], recompute: float | Recompute | None, **options: Any) -> AnswerStream:
