@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from indexes.accelerate import Accelerator
 from indexes.base import BuildCost, Float32, Index
@@ -52,20 +52,12 @@ class Stepped(Protocol):
 
 
 class Accelerated(Protocol):
-    """A kind whose builds use an accelerator, as it declares with `accelerated = True`. When the accelerator is lost, the build
-    goes on without it."""
+    """A kind whose builds, also in steps, use an accelerator, as it declares with `accelerated = True`. When the accelerator is
+    lost, the build goes on without it."""
 
     accelerated: bool
 
     def build(self, blocks: Blocks, query_samples: Float32 | None = None, *, accelerator: Accelerator | None = None) -> Index: ...
-
-
-class AcceleratedStepped(Protocol):
-    """An accelerated kind that builds in steps."""
-
-    def build_steps(
-        self, blocks: Blocks, query_samples: Float32 | None = None, *, accelerator: Accelerator | None = None
-    ) -> Generator[float, None, Index]: ...
 
 
 K = TypeVar("K", bound=IndexKind)
@@ -149,14 +141,13 @@ def build_steps(
 
     accelerator: a device that helps to build the kinds that know how to use it, None for none.
     """
-    made = kind(name)
-    if accelerator is not None and getattr(made, "accelerated", False):
-        if hasattr(made, "build_steps"):
-            return (yield from cast(AcceleratedStepped, made).build_steps(blocks, query_samples, accelerator=accelerator))
-        return cast(Accelerated, made).build(blocks, query_samples, accelerator=accelerator)
+    made: Any = kind(name)
+    helped = accelerator is not None and getattr(made, "accelerated", False)
+    given = {"accelerator": accelerator} if helped else {}
     if hasattr(made, "build_steps"):
-        return (yield from cast(Stepped, made).build_steps(blocks, query_samples))
-    return made.build(blocks, query_samples)
+        return (yield from made.build_steps(blocks, query_samples, **given))
+    index: Index = made.build(blocks, query_samples, **given)
+    return index
 
 
 def build_cost(name: str, tokens: int, kv_heads: int, head_dim: int) -> BuildCost | None:

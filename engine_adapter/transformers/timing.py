@@ -26,18 +26,18 @@ class StopWhen(StoppingCriteria):
         return torch.full((input_ids.shape[0],), self._says(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-class FirstToken(StopWhen):
-    """Never ends one; it notes when the first new token was there."""
+class FirstToken:
+    """Notes when the first new token of a generation was there."""
 
     def __init__(self) -> None:
-        super().__init__(self._note)
         self.first: float | None = None
 
     @classmethod
     def among(cls, options: dict[str, Any]) -> "FirstToken":
-        """A FirstToken that is added to the criteria in these options."""
+        """A FirstToken that is added to the criteria in these options, and never ends the generation."""
         clock = cls()
-        options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), clock])
+        given = options.get("stopping_criteria") or ()
+        options["stopping_criteria"] = StoppingCriteriaList([*given, StopWhen(clock._note)])
         return clock
 
     def _note(self, _: torch.Tensor) -> bool:
