@@ -96,6 +96,15 @@ class SelectedTokens:
         )
 
 
+class LayerEnded(Exception):
+    """Ends a layer whose keys and values, `[kv_heads, n, head_dim]`, are wanted alone."""
+
+    def __init__(self, k: Tensor, v: Tensor) -> None:
+        super().__init__()
+        self.k = k
+        self.v = v
+
+
 class Pass:
     """One pass of the selected tokens over the layers.
 
