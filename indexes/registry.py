@@ -144,9 +144,11 @@ def build_steps(
     made: Any = kind(name)
     helped = accelerator is not None and getattr(made, "accelerated", False)
     given = {"accelerator": accelerator} if helped else {}
+    index: Index
     if hasattr(made, "build_steps"):
-        return (yield from made.build_steps(blocks, query_samples, **given))
-    index: Index = made.build(blocks, query_samples, **given)
+        index = yield from made.build_steps(blocks, query_samples, **given)
+    else:
+        index = made.build(blocks, query_samples, **given)
     return index
 
 
