@@ -83,7 +83,8 @@ def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed
     chance = random.Random(seed)
     text = prose_ids(tokenizer)
     pairs = chance.sample(range(len(WORDS) ** 2), facts)
-    hidden = tuple(Fact(_vault(pair), "".join(chance.choices("0123456789", k=CODE_DIGITS))) for pair in pairs)
+    vaults = [f"{WORDS[pair // len(WORDS)]} {WORDS[pair % len(WORDS)]}" for pair in pairs]
+    hidden = tuple(Fact(vault, "".join(chance.choices("0123456789", k=CODE_DIGITS))) for vault in vaults)
     ids: list[int] = []
     for i, fact in enumerate(hidden):
         sentence = tokenizer.encode(fact.sentence, add_special_tokens=False)
@@ -91,10 +92,6 @@ def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed
         start = chance.randrange(len(text) - gap)
         ids += [*text[start : start + gap], *sentence]
     return VaultDocument(ids, hidden)
-
-
-def _vault(pair: int) -> str:
-    return f"{WORDS[pair // len(WORDS)]} {WORDS[pair % len(WORDS)]}"
 
 
 @lru_cache(maxsize=2)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import Any, NoReturn, Unpack
 
@@ -265,10 +264,11 @@ class TransformersEngine:
             return parts_cache, prompts, (row.session.reused,), blend
         cache = stack.enter_context(HeldCache(self.spec, self._db, self._layers)) if held is None else held
         cache.check_serves(self.spec, self._db, len(given.rows))
-        return cache, given, cache.go_to(given.rows, query, partial(self._fill, query), expected), None
 
-    def _fill(self, options: kvdb.QueryOptions, session: kvdb.Session, tokens: torch.Tensor, begin: int) -> None:
-        prefill(self._model, session, tokens, self._piece_tokens, options=options, begin=begin)
+        def fill(session: kvdb.Session, tokens: torch.Tensor, begin: int) -> None:
+            prefill(self._model, session, tokens, self._piece_tokens, options=query, begin=begin)
+
+        return cache, given, cache.go_to(given.rows, query, fill, expected), None
 
     def _lay_out(self, session: kvdb.Session, recompute: Recompute, options: kvdb.QueryOptions) -> tuple[PromptBatch, Row, Blend]:
         """A session over parts, recomputed and filled up to the last token, which `generate` puts through the model to have its

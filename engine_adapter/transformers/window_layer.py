@@ -4,8 +4,6 @@ Its session holds the whole context, as that of any layer, so that others can go
 asked, because what a query sees is a few tokens, which the layer keeps beside the model.
 """
 
-from functools import partial
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
@@ -90,9 +88,10 @@ class WindowLayer(SessionLayer):
 
 def layers_of(model: PreTrainedModel) -> MakeLayer:
     """What makes the layers of a model's cache."""
-    return partial(_make, windows_of(model))
+    windows = windows_of(model)
 
+    def make(number: int, batch: SessionBatch, length: int) -> SessionLayer:
+        window = windows[number]
+        return SessionLayer(number, batch, length) if window is None else WindowLayer(number, batch, length, window)
 
-def _make(windows: tuple[int | None, ...], number: int, batch: SessionBatch, length: int) -> SessionLayer:
-    window = windows[number]
-    return SessionLayer(number, batch, length) if window is None else WindowLayer(number, batch, length, window)
+    return make

@@ -62,7 +62,7 @@ class Moved:
     @property
     def relative(self) -> Float32:
         """The difference over all heads, relative to the larger of both sizes: 0 to 2, and 0 where both are 0; `[n]`."""
-        difference, fresh, stored = (_over_heads(norms) for norms in self.norms)
+        difference, fresh, stored = (np.sqrt(np.einsum("hn,hn->n", norms, norms)) for norms in self.norms)
         size = np.maximum(fresh, stored)
         share = np.where(difference == 0, 0, difference / size) * np.where(np.isfinite(size), 1, np.nan)  # NaN stays NaN
         return np.asarray(share, np.float32)
@@ -109,7 +109,3 @@ DEFAULT_SCORE = "weighted"
 
 def _norms(vectors: Float32) -> Float32:
     return np.asarray(np.sqrt(np.einsum("hnd,hnd->hn", vectors, vectors)), np.float32)
-
-
-def _over_heads(norms: Float32) -> Float32:
-    return np.asarray(np.sqrt(np.einsum("hn,hn->n", norms, norms)), np.float32)

@@ -103,9 +103,8 @@ def add_index(parser: argparse.ArgumentParser, flag: str, what: str, default: st
 
 def add_retrieval(parser: argparse.ArgumentParser, default: str) -> None:
     """Add the flags that say which tokens are read. default: the help text for what happens without them."""
-    parser.add_argument(
-        "--retrieval", choices=RETRIEVALS, type=_with_underscores, help=f"which tokens are read (default: {default})"
-    )
+    kind = parser.add_argument("--retrieval", choices=RETRIEVALS, help=f"which tokens are read (default: {default})")
+    kind.type = lambda name: name.replace("-", "_")
     parser.add_argument(
         "--alpha", type=float, default=Dipr().alpha, help="for dipr: the share of the largest weight (%(default)s)"
     )
@@ -145,7 +144,3 @@ def seconds(argument: str) -> float:
     if not found > 0:
         raise argparse.ArgumentTypeError(f"{argument!r} is no positive number of seconds, or inf")
     return found
-
-
-def _with_underscores(name: str) -> str:
-    return name.replace("-", "_")

@@ -10,7 +10,6 @@ from kvdb.commands.arguments import Subparsers, add_command, add_context, add_in
 from kvdb.commands.output import table as in_columns
 from kvdb.errors import InvalidArgument
 from kvdb.types import SessionInfo
-from query_optimizer.access import Access
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import Hints, QueryOptions
 
@@ -87,8 +86,8 @@ def table(plans: Sequence[Plan]) -> str:
     """
     analyzed = all(plan.actual is not None and plan.outcome is not None for plan in plans)
     retrievals = {str(plan.retrieval) for plan in plans}
-    rows = [_row(plan, analyzed, len(retrievals) > 1) for plan in plans]
-    rows.append(_total(plans, analyzed))
+    rows = [_names(plan, len(retrievals) > 1) | _figures([plan], analyzed) for plan in plans]
+    rows.append({"layer": "all"} | _figures(plans, analyzed))
     columns = list(rows[0])
     cells = [columns, *([row.get(name, "") for name in columns] for row in rows)]
     tokens = plans[0].estimate.tokens
@@ -98,30 +97,14 @@ def table(plans: Sequence[Plan]) -> str:
     return f"{head}\n{in_columns(cells, TEXTS)}"
 
 
-def _row(plan: Plan, analyzed: bool, names_retrieval: bool) -> dict[str, str]:
-    row = {"layer": str(plan.layer)}
-    if names_retrieval:
-        row["retrieval"] = str(plan.retrieval)
-    row |= {"way": _way(plan), "rule": plan.rule, "cost ms": f"{1e3 * plan.estimate.seconds:,.2f}"}
-    if not analyzed:
-        return row | {"bytes MiB": f"{plan.estimate.nbytes / (1 << 20):,.1f}"}
-    actual, outcome = plan.actual, plan.outcome
-    assert actual is not None
-    assert outcome is not None
-    tokens = max(plan.estimate.tokens, 1)
-    return row | {
-        "actual": f"{1e3 * actual.seconds:,.2f}",
-        "scanned": f"{actual.scanned / tokens:.1%}",
-        "read": f"{actual.tokens / tokens:.1%}",
-        "missed": f"{outcome.missed_true:.2%}",
-        "bound": f"{outcome.missed_bound:.2%}",
-        "error": f"{outcome.output_error:.2%}",
-    }
+def _names(plan: Plan, names_retrieval: bool) -> dict[str, str]:
+    retrieval = {"retrieval": str(plan.retrieval)} if names_retrieval else {}
+    return {"layer": str(plan.layer), **retrieval, "way": _way(plan), "rule": plan.rule}
 
 
-def _total(plans: Sequence[Plan], analyzed: bool) -> dict[str, str]:
-    """The last line: the sum of times and bytes, the mean of shares, the largest bound."""
-    row = {"layer": "all", "cost ms": f"{1e3 * sum(plan.estimate.seconds for plan in plans):,.2f}"}
+def _figures(plans: Sequence[Plan], analyzed: bool) -> dict[str, str]:
+    """Of one plan or several: the sum of times and bytes, the mean of shares, the largest bound."""
+    row = {"cost ms": f"{1e3 * sum(plan.estimate.seconds for plan in plans):,.2f}"}
     if not analyzed:
         return row | {"bytes MiB": f"{sum(plan.estimate.nbytes for plan in plans) / (1 << 20):,.1f}"}
     actuals = [plan.actual for plan in plans if plan.actual is not None]
@@ -143,15 +126,8 @@ def _way(plan: Plan) -> str:
         return "nothing"
     heads = range(plan.accesses[0].kv_heads)
     end = ", gave up" if plan.gave_up else ""
-    ways = Counter(_name(max(_accesses(plan, head), key=lambda access: access.tokens)) for head in heads)
+    most = [max((one for one in plan.accesses if head in one.heads), key=lambda access: access.tokens) for head in heads]
+    ways = Counter("exact" if access.index is None else access.index for access in most)
     if len(ways) == 1:
         return next(iter(ways)) + end
     return ", ".join(f"{name} {count}" for name, count in ways.most_common()) + end
-
-
-def _accesses(plan: Plan, head: int) -> list[Access]:
-    return [access for access in plan.accesses if head in access.heads]
-
-
-def _name(access: Access) -> str:
-    return "exact" if access.index is None else access.index
