@@ -20,10 +20,7 @@ from kvdb import _native
 KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE = 8, 4, 128, 64
 Q_HEADS = KV_HEADS * GROUP
 SCALE = HEAD_DIM**-0.5
-DTYPES = {
-    "float32": (_native.Dtype.float32, torch.float32),
-    "bfloat16": (_native.Dtype.bfloat16, torch.bfloat16),
-}
+DTYPES = {"float32": (_native.Dtype.float32, torch.float32), "bfloat16": (_native.Dtype.bfloat16, torch.bfloat16)}
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:

@@ -124,14 +124,7 @@ def wanted(way: Way, families: list[str] | None) -> bool:
 
 
 def measure(
-    subject: Subject,
-    prose: Passage,
-    batch: list[Way],
-    kv: np.ndarray,
-    proof: int,
-    *,
-    facts: bool = True,
-    config: Config = CONFIG,
+    subject: Subject, prose: Passage, batch: list[Way], kv: np.ndarray, proof: int, *, facts: bool = True, config: Config = CONFIG
 ) -> list[Line]:
     """One line for each way of a batch, whose first is exact."""
     import kvdb

@@ -57,10 +57,7 @@ def steps(lines: Path) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Commands, and what their environment has beside this one."""
     python, module, compiled = [sys.executable, "-m"], "benchmarks.gpu", {"TRITON_INTERPRET": "0"}
     questions = [*python, module, "--small", "--json", str(lines)]
-    made = {
-        "the kernels' tests": ([*python, f"{module}.check", "tests"], compiled),
-        "every question": (questions, compiled),
-    }
+    made = {"the kernels' tests": ([*python, f"{module}.check", "tests"], compiled), "every question": (questions, compiled)}
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         print("gpu-check: compute-sanitizer is not on the PATH, and is left out")

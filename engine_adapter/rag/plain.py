@@ -18,11 +18,7 @@ def full_answer(model: PreTrainedModel, tokenizer: Tokenizer, ids: torch.Tensor,
     prompt = ids.unsqueeze(0).to(model.device)
     started = perf_counter()
     out = model.generate(  # type: ignore[operator]  # transformers does not type it
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        do_sample=False,
-        logits_processor=LogitsProcessorList([said]),
-        **options,
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, logits_processor=LogitsProcessorList([said]), **options
     )
     tokens, first = out[0, len(ids) :].tolist(), clock.first or started
     return FullAnswer(text_of(tokenizer, tokens), tuple(tokens), first - started, said.log_probabilities)

@@ -40,12 +40,7 @@ class Blending:
     computes what is not stored, and recomputes."""
 
     def __init__(
-        self,
-        contexts: ModelContexts,
-        layout: PackedLayout,
-        caches: Mapping[int, Tensor],
-        decoder: Decoder,
-        presence: Presence,
+        self, contexts: ModelContexts, layout: PackedLayout, caches: Mapping[int, Tensor], decoder: Decoder, presence: Presence
     ) -> None:
         self._contexts = contexts
         self._layout = layout

@@ -45,13 +45,7 @@ class PagedIndex(ABC):
         self.blocks = blocks
 
     def search(
-        self,
-        queries: Queries,
-        retrieval: Retrieval,
-        *,
-        estimate_tail: bool = False,
-        tight: bool = False,
-        give_up: bool = False,
+        self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False, give_up: bool = False
     ) -> SearchResult:
         """See `Index.search`. tight: reads every visible key, so that `missed` and its bound are exact.
 

@@ -97,10 +97,7 @@ def relative(keys: Moved, values: Moved) -> tuple[Float32, Float32]:
     return keys.relative, values.relative
 
 
-SCORES: Mapping[str, Score] = {
-    "weighted": Score(distance_and_size, in_parts_of_the_mean),
-    "relative": Score(relative, np.add),
-}
+SCORES: Mapping[str, Score] = {"weighted": Score(distance_and_size, in_parts_of_the_mean), "relative": Score(relative, np.add)}
 """weighted: tokens that add little to any output hardly count, however far they moved; of all scores that were measured, this one
 chooses best which tokens to recompute (benchmarks/README.md, "Blending: quality"). relative: keys and values add up, to 0 for the
 same token and about 2 for another text."""

@@ -59,10 +59,7 @@ def _watch(db: Client, name: str, spec: ModelSpec) -> None:
 
 
 def _build(given: argparse.Namespace) -> int:
-    with (
-        ThreadPoolExecutor(1) as pool,
-        open_server(given) as db,
-    ):  # left in this order: an interrupt ends the call first
+    with ThreadPoolExecutor(1) as pool, open_server(given) as db:  # left in this order: an interrupt ends the call first
         spec = db.get(given.name).spec
         building = pool.submit(db.build_index, given.name, given.kind)
         _show_progress(db, building, given.name, given.kind)
