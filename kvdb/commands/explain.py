@@ -103,7 +103,7 @@ def _names(plan: Plan, names_retrieval: bool) -> dict[str, str]:
 
 
 def _figures(plans: Sequence[Plan], analyzed: bool) -> dict[str, str]:
-    """Of one plan or several: the sum of times and bytes, the mean of shares, the largest bound."""
+    """The figures of one plan or several: the sum of times and bytes, the mean of shares, the largest bound."""
     row = {"cost ms": f"{1e3 * sum(plan.estimate.seconds for plan in plans):,.2f}"}
     if not analyzed:
         return row | {"bytes MiB": f"{sum(plan.estimate.nbytes for plan in plans) / (1 << 20):,.1f}"}

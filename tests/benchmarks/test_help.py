@@ -28,6 +28,7 @@ def test_a_benchmark_answers_help_with_its_docstring(program, monkeypatch, capsy
     if program == "benchmarks.vllm_attention":
         pytest.importorskip("vllm")
     monkeypatch.setattr(sys, "argv", [program, "--help"])
+    monkeypatch.delitem(sys.modules, program, raising=False)  # where another test has imported it
     with pytest.raises(SystemExit) as ended:
         runpy.run_module(program, run_name="__main__")
     docstring = ast.get_docstring(ast.parse(PROGRAMS[program].read_text()))
