@@ -26,7 +26,12 @@ class NoKind(ValueError):
 
 
 class IndexKind(Protocol):
-    """The class of a kind: what can be asked before an index of it is built."""
+    """The class of a kind: what can be asked before an index of it is built.
+
+    One whose builds take long may have `build_steps` too, a generator of the share that is done which returns the index, so that
+    builds can pause or stop between its steps. With `accelerated = True` both take an `accelerator=`, and go on without it when
+    it is lost.
+    """
 
     @property
     def kind(self) -> str: ...
@@ -43,21 +48,6 @@ class Priced(Protocol):
     """A kind that knows the cost of an index beforehand. Kinds that do not are built only where somebody asks for them."""
 
     def build_cost(self, tokens: int, kv_heads: int, head_dim: int) -> BuildCost: ...
-
-
-class Stepped(Protocol):
-    """A kind whose builds take long, so that they can pause or stop between their steps."""
-
-    def build_steps(self, blocks: Blocks, query_samples: Float32 | None = None) -> Generator[float, None, Index]: ...
-
-
-class Accelerated(Protocol):
-    """A kind whose builds, also in steps, use an accelerator, as it declares with `accelerated = True`. When the accelerator is
-    lost, the build goes on without it."""
-
-    accelerated: bool
-
-    def build(self, blocks: Blocks, query_samples: Float32 | None = None, *, accelerator: Accelerator | None = None) -> Index: ...
 
 
 K = TypeVar("K", bound=IndexKind)
