@@ -44,7 +44,7 @@ ANSWER_TOKENS = vault.CODE_DIGITS + 1  # and the full stop behind them
 
 
 @dataclass(frozen=True)
-class DemoAnswer:
+class Answer:
     """The answer to one question over kvdb: its tokens, the number of reused prompt tokens, seconds to the first token, how much
     its steps read, and EXPLAIN ANALYZE of its last query in each layer."""
 
@@ -188,7 +188,7 @@ def _ask(
     fact: vault.Fact,
     retrieval: Retrieval | None,
     hints: kvdb.Hints | None,
-) -> DemoAnswer:
+) -> Answer:
     question: list[int] = tokenizer.encode(fact.question, add_special_tokens=False)
     prompt = torch.tensor([document + question])
     plans: list[kvdb.Plan] = []
@@ -213,10 +213,10 @@ def _ask(
     assert report.first_token_seconds is not None
     assert report.decode is not None
     text = str(tokenizer.decode(ids))
-    return DemoAnswer(fact, question, ids, text, report.reused[0], report.first_token_seconds, report.decode, plans)
+    return Answer(fact, question, ids, text, report.reused[0], report.first_token_seconds, report.decode, plans)
 
 
-def _table(answers: list[DemoAnswer], again: list[float], equal: list[bool]) -> Table:
+def _table(answers: list[Answer], again: list[float], equal: list[bool]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("vault")
     table.add_column("answer")
@@ -236,7 +236,7 @@ def _table(answers: list[DemoAnswer], again: list[float], equal: list[bool]) -> 
     return table
 
 
-def _verdict(console: Console, answers: list[DemoAnswer], equal: list[bool]) -> int:
+def _verdict(console: Console, answers: list[Answer], equal: list[bool]) -> int:
     right = f"{sum(answer.right for answer in answers)} of {len(answers)} answers are right"
     if all(equal):
         console.print(f"[bold green]{right}; all {len(answers) * ANSWER_TOKENS} tokens equal those of plain transformers.[/]")
@@ -245,7 +245,7 @@ def _verdict(console: Console, answers: list[DemoAnswer], equal: list[bool]) -> 
     return 1
 
 
-def _verdict_of_search(console: Console, answers: list[DemoAnswer], equal: list[bool], plain_right: int) -> int:
+def _verdict_of_search(console: Console, answers: list[Answer], equal: list[bool], plain_right: int) -> int:
     """Judge by right answers: with tokens left out, an answer may differ from plain transformers' and still be right."""
     right = sum(answer.right for answer in answers)
     read = reduce(add, [answer.decode for answer in answers])
