@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass, field
 
-from kvdb.config.checks import check_types
+from kvdb.config.checks import check_least, check_types
 from kvdb.config.storage import MIB
 from kvdb.errors import ConfigError
 
@@ -59,11 +59,7 @@ class ServerConfig:
         self._check_tls()
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server.port is {self.port}; expected 0 to 65535")
-        for name, least in (("workers", 1), ("requests_max", 1), ("queue_max", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"server.{name} is {getattr(self, name)}; expected at least {least}")
-        if self.message_bytes_max < MIB:
-            raise ConfigError(f"server.message_bytes_max is {self.message_bytes_max}; expected at least {MIB} bytes")
+        check_least(self, "server", workers=1, requests_max=1, queue_max=0, message_bytes_max=MIB, drain_seconds=0)
         if self.request_bytes_max < self.message_bytes_max:
             raise ConfigError(
                 f"server.request_bytes_max is {self.request_bytes_max}; expected at least server.message_bytes_max, which is "
@@ -83,8 +79,6 @@ class ServerConfig:
                 f"server.local_socket has {len(self.local_socket.encode())} bytes; expected at most {LOCAL_SOCKET_BYTES_MAX}, "
                 "which is what the system takes as the path of a socket"
             )
-        if self.drain_seconds < 0:
-            raise ConfigError(f"server.drain_seconds is {self.drain_seconds}; expected 0 or more seconds")
 
     def _check_tls(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_client_ca and not self.tls_cert):
