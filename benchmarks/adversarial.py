@@ -20,7 +20,6 @@ habits, and what follows has the time that a session has.
 
 from __future__ import annotations
 
-import argparse
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ import numpy.typing as npt
 import kvdb
 from benchmarks.adversaries import ADVERSARIES, Adversary, Size, make
 from benchmarks.adversary_oracle import Float64, Oracle
-from benchmarks.harness import machine, measure, report
+from benchmarks.harness import argument_parser, machine, measure, report
 from benchmarks.real_model_ways import at_any_price
 from benchmarks.workloads import Shape, generate
 from kvdb.config import Config, IndexConfig, OptimizerConfig
@@ -239,7 +238,7 @@ def measure_sharp(tokens: int, kv_heads: int, cache: Path | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=1 << 16)
     parser.add_argument("--kv-heads", type=int, default=4)
     parser.add_argument("--group", type=int, default=4)

@@ -9,7 +9,6 @@ that can be. `proven`: the share of the KV heads that a way answers at the end. 
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 from collections import Counter
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from engine_adapter.demo.audits import proven_heads
 from engine_adapter.models import vault
 from engine_adapter.transformers import attach
@@ -138,7 +137,7 @@ def count(stats: kvdb.SessionStats, rules: Counter[str], used: Counter[str]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=(32_768, 65_536), help="of the documents")
     parser.add_argument("--questions", type=int, default=100, help="of each document (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)

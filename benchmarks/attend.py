@@ -8,23 +8,19 @@ Memory for the blocks lies in huge pages, as in the block pool.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 
-from benchmarks.harness import huge_pages, machine, measure, per_call, report
+from benchmarks.harness import argument_parser, huge_pages, machine, measure, per_call, report
 from kvdb import _native
 
 KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE = 8, 4, 128, 64
 Q_HEADS = KV_HEADS * GROUP
 SCALE = HEAD_DIM**-0.5
-DTYPES = {
-    "float32": (_native.Dtype.float32, torch.float32),
-    "bfloat16": (_native.Dtype.bfloat16, torch.bfloat16),
-}
+DTYPES = {"float32": (_native.Dtype.float32, torch.float32), "bfloat16": (_native.Dtype.bfloat16, torch.bfloat16)}
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
@@ -241,8 +237,11 @@ def main() -> None:
         "overhead": [partial(overhead, tokens) for tokens in (1, 16, 64)],
         "append": [append],
     }
+    parser = argument_parser(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to measure, of {', '.join(benchmarks)} (default all)")
+    given = parser.parse_args()
     report("machine", **machine(), torch_threads=torch.get_num_threads(), isas=_native.isas())
-    for name in sys.argv[1:] or benchmarks:
+    for name in given.names or benchmarks:
         for run in benchmarks[name]:
             run()
 

@@ -13,7 +13,6 @@ A Llama of 24 layers with random weights (timing needs no training) reads prompt
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -27,7 +26,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import kvdb
-from benchmarks.harness import machine, measure, report
+from benchmarks.harness import argument_parser, machine, measure, report
 from engine_adapter.transformers import TransformersEngine, attach
 from kvdb.config import StorageConfig
 
@@ -226,7 +225,7 @@ def shift(views: int, tokens: int, calls: int) -> None:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argument_parser(__doc__)
     arguments.add_argument("--only", choices=("ttft", "orders", "shift"))
     arguments.add_argument("--tokens", type=int, nargs="+", default=[4_096, 8_192, 16_384])
     arguments.add_argument("--hidden", type=int, default=512)

@@ -11,7 +11,6 @@ of its own; beside it full prefill, and plain reuse (ratio 0).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -27,10 +26,9 @@ from typing import Any, NamedTuple
 import torch
 
 import kvdb
-from benchmarks.blend_first import First
 from benchmarks.blend_plot import draw
-from benchmarks.blend_random import Random
-from benchmarks.harness import machine, report
+from benchmarks.blend_strategies import First, Random
+from benchmarks.harness import argument_parser, machine, report
 from engine_adapter.models import sections
 from engine_adapter.models.vault import CODE_DIGITS
 from engine_adapter.transformers import TransformersEngine, attach
@@ -151,7 +149,7 @@ def of_documents(seeds: Sequence[int], ways: dict[str, kvdb.Recompute]) -> Count
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argument_parser(__doc__)
     arguments.add_argument("--documents", type=int, default=63)
     arguments.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     arguments.add_argument("--ways", help="some of deviation, first, random; all if left out")

@@ -11,7 +11,6 @@ soon as it is done (`blend_real.mix`), and for all of them at the end (`blend_re
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -23,10 +22,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from engine_adapter.models.pretrained import REASON, real_model_folder
 from engine_adapter.rag import RagEngine
-from engine_adapter.rag.check import Checked
+from engine_adapter.rag.check import CheckRow
 
 PROFILES = Path(__file__).with_name("blend_profiles.json")
 INSTRUCTION = (
@@ -66,7 +65,7 @@ def shortened(text: str, characters: int | None) -> str:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argument_parser(__doc__)
     arguments.add_argument("--mixes", type=int, default=MIXES)
     arguments.add_argument("--ratios", type=float, nargs="*", default=RATIOS, help="beside the chosen one (default %(default)s)")
     arguments.add_argument("--characters", type=int, help="of each document, about; all if left out")
@@ -85,7 +84,7 @@ def main() -> None:
         for name in sorted({name for mix in chosen for name in mix.names}):
             rag.add(name, f"## {name}\n{shortened(profiles[name]['text'], given.characters)}\n")
         tokens = sum(info.tokens for info in rag.documents()) // len(rag.documents())
-        columns: list[list[Checked]] = []
+        columns: list[list[CheckRow]] = []
         for number, mix in enumerate(chosen, 1):
             check = rag.check([(question, mix.names) for question in mix.questions], ratios, max_new_tokens=given.tokens)
             print(f"mix {number} of {len(chosen)}, {tokens} tokens a document\n{check}", file=sys.stderr, flush=True)
@@ -94,7 +93,7 @@ def main() -> None:
     tell("blend_real", columns, mixes=len(chosen), questions=len(chosen) * QUESTIONS, document_tokens=tokens)
 
 
-def tell(benchmark: str, columns: list[list[Checked]], **known: object) -> None:
+def tell(benchmark: str, columns: list[list[CheckRow]], **known: object) -> None:
     """A line for each ratio, the mean over checks of equally many questions."""
     for rows in zip(*columns, strict=True):
         told = {name: fmean(getattr(row, name) for row in rows) for name in MEASURES}

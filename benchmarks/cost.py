@@ -23,8 +23,8 @@ import numpy as np
 
 import benchmarks.cost_fit as cost_fit
 from benchmarks.decoding import Decoding
+from benchmarks.harness import argument_parser, report
 from benchmarks.harness import machine as machine_facts
-from benchmarks.harness import report
 from benchmarks.kinds import USUAL, build
 from benchmarks.layer import Layer
 from benchmarks.workloads import Shape, Workload, generate
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths (default %(default)s)")
     parser.add_argument("--kinds", nargs="+", choices=USUAL, default=USUAL, help="indexes (default %(default)s)")
     parser.add_argument("--workloads", nargs="+", choices=["sharp", "diffuse"], default=["sharp", "diffuse"])

@@ -24,7 +24,7 @@ import ml_dtypes
 import numpy as np
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from kvdb.config import Config, IndexConfig, StorageConfig
 from kvdb.database import Database
 from kvdb.types import Retention
@@ -33,7 +33,7 @@ BLOCK = 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--contexts", type=int, default=2000)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=16)

@@ -14,7 +14,6 @@ begins. Of `--repeat` such databases the medians are shown.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from itertools import pairwise
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from benchmarks.real_model_texts import load, passage
 from engine_adapter.models.pretrained import REASON
 from engine_adapter.transformers import attach
@@ -150,7 +149,7 @@ def show(lines: list[Line]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=(2000, 6000, 15000), help="of the contexts")
     parser.add_argument("--answers", type=int, nargs="+", default=(32, 96, 300), help="tokens of each answer")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))

@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 
 import kvdb
-from benchmarks.harness import huge_pages, machine, measure, report
+from benchmarks.harness import argument_parser, huge_pages, machine, measure, report
 from kvdb import _native
 from kvdb.config import Config, IndexConfig
 from kvdb.storage.block_layout import BlockLayout
@@ -29,6 +29,7 @@ NO_BUILDS = Config(indexes=IndexConfig(on_demand="", automatic=False))
 
 
 def main() -> None:
+    argument_parser(__doc__).parse_args()
     report("machine", **machine())
     for tokens in CONTEXTS:
         for kind in ("numpy", "torch"):

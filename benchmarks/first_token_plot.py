@@ -11,6 +11,8 @@ mpl.use("agg")  # before pyplot, so that no display is looked for
 
 import matplotlib.pyplot as plt
 
+from benchmarks.harness import argument_parser
+
 FOLDER = Path(__file__).parent
 COLOURS = {"plain vLLM": "#999999", "vLLM over kvdb, prompt found": "#0072B2"}
 ROW = re.compile(
@@ -44,4 +46,5 @@ def draw(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    argument_parser(__doc__).parse_args()
     draw(FOLDER / "plots" / "first-token.png")

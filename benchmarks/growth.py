@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.cost import exact_seconds, step_seconds, timed, wanted_tokens
+from benchmarks.harness import argument_parser, report
 from benchmarks.harness import machine as machine_facts
-from benchmarks.harness import report
 from benchmarks.kinds import USUAL, build
 from benchmarks.layer import Layer
 from benchmarks.workloads import Shape, generate
@@ -98,7 +98,7 @@ def modelled(layer: Layer, index: Index, retrieval: Retrieval, expected_tokens: 
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths (default %(default)s)")
     parser.add_argument("--kinds", nargs="+", choices=USUAL, default=list(KINDS), help="indexes (default %(default)s)")
     parser.add_argument("--kv-heads", type=int, default=2)

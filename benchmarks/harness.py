@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import mmap
@@ -15,6 +16,11 @@ import numpy as np
 
 SETTLE_SECONDS = 0.02
 """Before each timed call: OpenMP's threads spin for a while after a call of torch, on the cores the next candidate needs."""
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """The parser of a benchmark's arguments, whose help is the docstring of its file as it stands there."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def measure(candidates: Mapping[str, Callable[[], object]], rounds: int = 7, budget_s: float = 60.0) -> dict[str, float]:

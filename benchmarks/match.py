@@ -17,7 +17,7 @@ import tracemalloc
 
 import numpy as np
 
-from benchmarks.harness import machine, measure, report
+from benchmarks.harness import argument_parser, machine, measure, report
 from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.layout import ContextLayout
 from kvdb.catalog.packed_ids import PackedIds
@@ -132,7 +132,7 @@ def ids(rng: np.random.Generator, n: int) -> Tokens:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--contexts", type=int, default=100_000)
     parser.add_argument("--prompt", type=int, default=1 << 17, help="tokens of a prompt")
     parser.add_argument("--own", type=int, default=1024, help="tokens of each context that no other has")

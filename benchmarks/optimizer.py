@@ -8,7 +8,6 @@ switched off. `python -m benchmarks.optimizer --help` for a smaller grid; --cach
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ import numpy as np
 
 import indexes.registry as registry
 import kvdb
-from benchmarks.harness import machine, per_call, report
+from benchmarks.harness import argument_parser, machine, per_call, report
 from benchmarks.heads import LAYERS, Heads
 from indexes.retrieval import Dipr, Exact
 from kvdb.catalog.statistics import Statistics
@@ -274,7 +273,7 @@ def planning(document: Document) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens of the contexts")
     parser.add_argument("--cache", type=Path, help="a folder that keeps keys and indexes")
     given = parser.parse_args()

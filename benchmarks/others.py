@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import faiss
 import hnswlib
@@ -26,23 +26,6 @@ from indexes.retrieval import Dipr
 M, EF_CONSTRUCTION = 16, 200
 """Edges a node (twice as many on the lowest level) and search effort while building, alike for every graph."""
 THREADS = 2
-
-
-class Other(Protocol):
-    """A library. `effort` is ef of a graph, or how many lists of an inverted file are probed."""
-
-    name: ClassVar[str]
-    efforts: ClassVar[tuple[int, ...]]
-
-    def build(self, keys: np.ndarray) -> None: ...
-
-    def search(self, q: np.ndarray, k: int, effort: int, threads: int) -> np.ndarray:
-        """Ids `[len(q), k]`."""
-        ...
-
-    def save(self, path: Path) -> None: ...
-
-    def load(self, path: Path, head_dim: int) -> None: ...
 
 
 class Hnswlib:
@@ -147,6 +130,8 @@ class Usearch:
 
 
 OTHERS: dict[str, type[Any]] = {other.name: other for other in (Hnswlib, FaissHnsw, FaissIvf, Usearch)}
+"""The libraries by name. efforts: ef of a graph, or how many lists of an inverted file are probed. `search` gives ids, as many
+rows as q, of k."""
 
 
 @dataclass(frozen=True)

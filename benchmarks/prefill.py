@@ -20,7 +20,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from engine_adapter.models import vault
 from engine_adapter.models.pretrained import NAME, real_model_folder
 from engine_adapter.transformers import attach
@@ -113,7 +113,7 @@ def runs_of(db: kvdb.Client, model: PreTrainedModel, ids: torch.Tensor) -> dict[
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
     parser.add_argument("--layers", type=int, default=0, help="how many of the model's layers, 0 for all")

@@ -10,14 +10,13 @@ hardest there is for the values: an answer is a mean of many, and as small as th
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 
 import ml_dtypes
 import numpy as np
 
 from benchmarks.attend import BLOCK_SIZE, HEAD_DIM, KV_HEADS, Q_HEADS, SCALE, Context, bits
-from benchmarks.harness import huge_pages, machine, measure, report
+from benchmarks.harness import argument_parser, huge_pages, machine, measure, report
 from kvdb import _native
 
 FORMATS = [_native.BlockFormat.int8, _native.BlockFormat.int8_int4, _native.BlockFormat.int4]
@@ -64,8 +63,11 @@ def quantized(tokens: int) -> None:
 
 
 def main() -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("tokens", nargs="*", type=int, default=[8192, 32768, 131072], help="lengths (default %(default)s)")
+    given = parser.parse_args()
     report("machine", **machine(), isa=_native.isa(), threads=_native.threads())
-    for tokens in map(int, sys.argv[1:] or ["8192", "32768", "131072"]):
+    for tokens in given.tokens:
         quantized(tokens)
 
 

@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 
 from benchmarks.decoding import Decoding, read_seconds
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from benchmarks.kinds import KINDS, build
 from benchmarks.layer import Layer
 from benchmarks.workloads import Shape, Workload, generate
@@ -122,7 +122,7 @@ def timed(ways: list[Way], raw: Layer, rounds: int) -> tuple[list[float], list[f
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[16_384, 65_536])
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=["flat", "clusters", "hnsw"])
     parser.add_argument("--formats", nargs="*", choices=[name for name in FORMATS if name], default=["int8", "int4"])

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import real_model_table
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from benchmarks.real_model_contexts import Databases, keys_and_values, say
 from benchmarks.real_model_steps import EachItsOwn, Measured, answered, compare, logits_of
 from benchmarks.real_model_texts import MODELS, TEXTS, Passage, Subject, load, passage
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--texts", nargs="+", choices=TEXTS, default=TEXTS)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of the stored contexts (default %(default)s)")
@@ -124,14 +124,7 @@ def wanted(way: Way, families: list[str] | None) -> bool:
 
 
 def measure(
-    subject: Subject,
-    prose: Passage,
-    batch: list[Way],
-    kv: np.ndarray,
-    proof: int,
-    *,
-    facts: bool = True,
-    config: Config = CONFIG,
+    subject: Subject, prose: Passage, batch: list[Way], kv: np.ndarray, proof: int, *, facts: bool = True, config: Config = CONFIG
 ) -> list[Line]:
     """One line for each way of a batch, whose first is exact."""
     import kvdb

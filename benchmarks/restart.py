@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from kvdb.config import Config, IndexConfig, StorageConfig
 from kvdb.database import Database
 
@@ -33,7 +33,7 @@ KIND = "flat"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--contexts", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--long", type=int, default=16384)

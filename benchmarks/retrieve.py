@@ -1,7 +1,6 @@
 """What does attention by retrieval cost beside exact attention, how wrong is it, and what do other libraries find?
 
     python -m benchmarks.retrieve [--tokens 16384 131072] [--kinds flat hnsw] [--workloads sharp vault] [--cache DIR] [--quick]
-    python -m benchmarks.retrieve --certificate 100000
 
 One JSON line per measurement, a table at the end, plots into `benchmarks/plots`. What is timed are decode steps of a session,
 `session.attend` by native code, each behind a timed read of all keys and values by all threads, the yardstick, which leaves
@@ -21,9 +20,9 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks import certificate, tables
+from benchmarks import tables
 from benchmarks.decoding import Decoding, read_seconds
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from benchmarks.kinds import KINDS, USUAL, Built, build
 from benchmarks.layer import Answer, Layer, joined
 from benchmarks.workloads import Shape, Workload, generate
@@ -40,9 +39,6 @@ Row = dict[str, object]
 def main() -> None:
     given = arguments()
     report("machine", **machine(), isa=_native.isa(), threads=_native.threads())
-    if given.certificate:
-        certificate.run(given.certificate, given.kinds, given.cache)
-        return
     rows: list[Row] = []
     swept = max((n for n in given.tokens if n <= TOKENS[-1]), default=min(given.tokens))
     for tokens in given.tokens:
@@ -60,7 +56,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="lengths (default %(default)s)")
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=USUAL, help="indexes (default %(default)s)")
     parser.add_argument("--workloads", nargs="+", choices=["sharp", "diffuse", "vault"], default=["sharp", "diffuse"])
@@ -72,7 +68,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--plots", type=Path, help="folder for the plots")
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="lines of earlier runs, for table, growth and plots")
     parser.add_argument("--build-only", action="store_true", help="fill the cache and measure nothing")
-    parser.add_argument("--certificate", type=int, metavar="QUERIES", help="check the bound on the missed mass instead")
     parser.add_argument("--quick", action="store_true", help="8,192 tokens alone")
     given = parser.parse_args()
     if given.quick:

@@ -30,7 +30,7 @@ import numpy as np
 import kvdb
 import kvdb._native as _native
 import kvdb.client.remote.direct as direct
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from benchmarks.service_process import ECHO, echo, server
 from kvdb.client.remote.connection import Connection
 from kvdb.client.remote.pings import pings
@@ -53,6 +53,7 @@ PUBLIC = patch("kvdb.client.remote.session_stream.available", lambda _: False)
 
 
 def main() -> None:
+    argument_parser(__doc__).parse_args()
     report("machine", **machine())
     spare = ["--threads", str(max(1, _native.usable_cpus() - 1))]
     with (

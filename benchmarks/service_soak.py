@@ -11,7 +11,6 @@ sessions are counted.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -29,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from benchmarks.service_process import served
 from kvdb.errors import SessionClosed, Unavailable
 from kvdb.server.tenancy.tokens_file import new_token
@@ -65,7 +64,7 @@ class Used(NamedTuple):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Does a server stay as it is, however long it is used?")
+    parser = argument_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=1800.0)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)

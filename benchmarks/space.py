@@ -11,7 +11,6 @@ works on the very segments that it stands on and on others, and how long without
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from time import perf_counter
 import numpy as np
 
 import kvdb
-from benchmarks.harness import report
+from benchmarks.harness import argument_parser, report
 from kvdb.catalog.reachable import reachable_blocks
 from kvdb.client.client import Client
 from kvdb.client.session import Session
@@ -35,7 +34,7 @@ CHATS, STEPS = 60, 3_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--store", action="store_true")
     parser.add_argument("--decode", action="store_true")
     store, decodes = (args := parser.parse_args()).store, args.decode

@@ -1,10 +1,11 @@
 """How long does a decode step take, exact and by each way of searching, as a caller sees it: through `session.attend`?
 
     python -m benchmarks.step                         # synthetic diffuse heads
-    python -m benchmarks.step --heads FOLDER/         # and real ones; FOLDER as in benchmarks/estimates.py
+    python -m benchmarks.step --heads FOLDER/         # and real ones; FOLDER/keys.npy and so on, see below
 
 Two shapes: that of SmolLM2-135M (9 query heads on 3 KV heads of 64) at 15,000 tokens, and 32 on 8 of 128 at 32,768. Each round
-answers one token in every layer, exactly and by each way, in turns; the layers together are larger than the caches.
+answers one token in every layer, exactly and by each way, in turns; the layers together are larger than the caches. FOLDER holds
+float32 keys and values `[layers, kv_heads, n, head_dim]` and queries `[layers, q_heads, m, head_dim]`, as a model stored them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from benchmarks.workloads import Shape, generate
 
 WAYS: dict[str, kvdb.QueryOptions] = {
@@ -130,7 +131,7 @@ def real(prefix: str) -> Work:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--heads", help="what the names of the files of real heads begin with")
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), help="the ways to measure, exact among them (default all)")
     return parser.parse_args()

@@ -33,7 +33,7 @@ from safetensors.numpy import load_file, save_file
 import kvdb
 import kvdb.storage.direct_io as direct_io
 from benchmarks import lmcache_disk
-from benchmarks.harness import huge_pages, machine, report
+from benchmarks.harness import argument_parser, huge_pages, machine, report
 from benchmarks.paged_decode import Pairs, connected, decoded, timed
 from benchmarks.workloads import Shape, generate
 from indexes.arena import Arena
@@ -151,7 +151,7 @@ def touch(nbytes: int) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=65536)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)

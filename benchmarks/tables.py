@@ -6,30 +6,42 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from indexes.retrieval import Dipr
+from kvdb.commands.output import table
 
-COLUMNS: tuple[tuple[str, str, str, float], ...] = (
-    ("kind", "kind", "<14", 1),
-    ("workload", "workload", "<13", 1),
-    ("tokens", "tokens", ">9,", 1),
-    ("ms", "ms", ">8.3f", 1),
-    ("search_ms", "search", ">8.3f", 1),
-    ("exact_ms", "exact", ">8.2f", 1),
-    ("faster", "faster", ">7.1f", 1),
-    ("read_ms", "read", ">8.2f", 1),
-    ("faster_than_reading", "of read", ">8.1f", 1),
-    ("native_share", "native", ">7.2f", 1),
-    ("error", "error %", ">8.3f", 100),
-    ("recall", "recall", ">7.4f", 1),
-    ("found", "found", ">8.0f", 1),
-    ("scanned_share", "scan %", ">7.2f", 100),
-    ("read_mib", "read MiB", ">9.2f", 1),
-    ("read_whole", "whole %", ">8.0f", 100),
-    ("token_nbytes", "B/token", ">8.1f", 1),
-    ("build_s_per_million_keys", "s/M keys", ">9.2f", 1),
-    ("bound_valid", "bound %", ">8.1f", 100),
-    ("missed", "missed", ">8.1e", 1),
-    ("missed_bound", "at most", ">8.1e", 1),
-    ("bound_ratio", "x truth", ">8.3g", 1),
+Columns = tuple[tuple[str, str, str, float], ...]
+"""Of each column the field, the title, the format, and what values are multiplied with."""
+COLUMNS: Columns = (
+    ("kind", "kind", "", 1),
+    ("workload", "workload", "", 1),
+    ("tokens", "tokens", ",", 1),
+    ("ms", "ms", ".3f", 1),
+    ("search_ms", "search", ".3f", 1),
+    ("exact_ms", "exact", ".2f", 1),
+    ("faster", "faster", ".1f", 1),
+    ("read_ms", "read", ".2f", 1),
+    ("faster_than_reading", "of read", ".1f", 1),
+    ("native_share", "native", ".2f", 1),
+    ("error", "error %", ".3f", 100),
+    ("recall", "recall", ".4f", 1),
+    ("found", "found", ".0f", 1),
+    ("scanned_share", "scan %", ".2f", 100),
+    ("read_mib", "read MiB", ".2f", 1),
+    ("read_whole", "whole %", ".0f", 100),
+    ("token_nbytes", "B/token", ".1f", 1),
+    ("build_s_per_million_keys", "s/M keys", ".2f", 1),
+    ("bound_valid", "bound %", ".1f", 100),
+    ("missed", "missed", ".1e", 1),
+    ("missed_bound", "at most", ".1e", 1),
+    ("bound_ratio", "x truth", ".3g", 1),
+)
+LIBRARY_COLUMNS: Columns = (
+    ("name", "library", "", 1),
+    ("tokens", "tokens", ",", 1),
+    ("effort", "effort", "", 1),
+    ("recall", "recall", ".4f", 1),
+    ("single_ms", "one by one ms", ".3f", 1),
+    ("batched_ms", "batched ms", ".3f", 1),
+    ("build_s_per_million", "s/M keys", ".1f", 1),
 )
 Row = dict[str, Any]
 
@@ -40,17 +52,11 @@ def show(rows: list[Row], to: TextIO) -> None:
     if timed:
         raw = timed[0]["raw_token_nbytes"]
         print(f"\nDIPR, alpha {Dipr().alpha}; a token's keys and values take {raw} bytes for each KV head", file=to)
-        print(" ".join(f"{title:{form[0]}{_width(form)}}" for _, title, form, _ in COLUMNS), file=to)
-        for row in timed:
-            print(" ".join(_cell(row[field], form, factor) for field, _, form, factor in COLUMNS), file=to)
+        print(_table(timed, COLUMNS), file=to)
     libraries = [row for row in rows if "effort" in row]
     if libraries:
         print(f"\nTop-{libraries[0]['k']} by other libraries: one step of every KV head", file=to)
-        titles = f"{'effort':>7} {'recall':>7} {'one by one ms':>14} {'batched ms':>11} {'s/M keys':>9}"
-        print(f"{'library':<12} {'tokens':>9} {titles}", file=to)
-    for row in libraries:
-        times = f"{row['single_ms']:>14.3f} {row['batched_ms']:>11.3f} {row['build_s_per_million']:>9.1f}"
-        print(f"{row['name']:<12} {row['tokens']:>9,} {row['effort']:>7} {row['recall']:>7.4f} {times}", file=to)
+        print(_table(libraries, LIBRARY_COLUMNS), file=to)
 
 
 def growth(rows: list[Row]) -> Iterator[Row]:
@@ -85,11 +91,8 @@ def equal_cost(ours: list[Row], others: list[Row]) -> Iterator[Row]:
             }
 
 
-def _cell(value: Any, form: str, factor: float) -> str:
-    if value is None:
-        return f"{'-':>{_width(form)}}"
-    return format(value if factor == 1 else factor * value, form)
-
-
-def _width(form: str) -> str:
-    return form[1:].split(".", maxsplit=1)[0].rstrip(",")
+def _table(rows: list[Row], columns: Columns) -> str:
+    cells = [
+        ["-" if row[field] is None else f"{factor * row[field]:{form}}" for field, _, form, factor in columns] for row in rows
+    ]
+    return table([[title for _, title, _, _ in columns], *cells], left={"kind", "workload", "library"})

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from benchmarks.kinds import build
 from benchmarks.layer import Layer
 from benchmarks.workloads import Shape, generate
@@ -137,7 +137,7 @@ CALLS: dict[str, Callable[[int], Call]] = {
 
 def arguments() -> argparse.Namespace:
     cores = _native.usable_cpus()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, max(1, cores // 2), cores, 4 * cores}))
     parser.add_argument("--calls", nargs="+", choices=list(CALLS), default=list(CALLS))
     parser.add_argument("--tokens", type=int, default=32_768, help="of decode and of searches (default 32768)")

@@ -12,7 +12,6 @@ tenant's own contexts beside none. Asked for: an AUC of at most 0.55 for another
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +21,7 @@ from time import perf_counter_ns
 import numpy as np
 
 import kvdb
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from kvdb.config import ServerConfig
 from kvdb.database import Database
 from kvdb.errors import NotFound
@@ -34,7 +33,7 @@ CONTEXTS, TOKENS, FOLDS, WARM_UP = 50, 512, 5, 500
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--lookups", type=int, default=10_000, help="of each kind (default %(default)s)")
     lookups = parser.parse_args().lookups
     rng = np.random.default_rng(0)

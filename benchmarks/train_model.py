@@ -13,7 +13,6 @@ the late stages in vault_chunks.py. The last stages (vault_headed.py) teach it t
 Query/key norm, heads of 128 and a high rate on short texts first are what lets it learn within minutes.
 """
 
-import argparse
 import math
 import random
 import shutil
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks.harness import argument_parser
 from benchmarks.vault_causal import CausalStage
 from benchmarks.vault_chunks import ChunkedStage
 from benchmarks.vault_headed import HeadedStage
@@ -201,7 +201,7 @@ def train_stages(folder: Path, only: str | None) -> None:
 
 def main() -> None:
     """Reads the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=Path("build/vault"), help="tokenizer and checkpoints")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("tokenizer")

@@ -23,7 +23,7 @@ from statistics import median
 from tempfile import TemporaryFile
 from typing import IO
 
-from benchmarks.harness import report
+from benchmarks.harness import argument_parser, report
 
 TIMES = ("_ns", "_us", "_ms", "_s", "seconds")
 """Endings of the fields that are compared: times, of which less is better."""
@@ -122,7 +122,7 @@ def is_time(name: str) -> bool:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--before", type=Path, required=True, metavar="FOLDER", help="the other checkout, built")
     parser.add_argument("--rounds", type=int, default=3, help="runs in each checkout (default 3)")
     parser.add_argument("--turn-seconds", type=float, default=0.5, metavar="S", help="how long a turn takes (default 0.5)")

@@ -28,7 +28,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks import vllm_binding
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 from engine_adapter.models.pretrained import novels, real_model_folder
 
 Job = dict[str, Any]
@@ -37,7 +37,7 @@ WAYS = ("plain", "kvdb", "async", "files")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("figure", choices=FIGURES)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--tokens", type=int, nargs="+", default=[2500, 7500])

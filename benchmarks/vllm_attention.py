@@ -6,7 +6,6 @@ The first run computes the prompt, which takes minutes, and stores it under the 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -14,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import vllm_binding
-from benchmarks.harness import machine, report
+from benchmarks.harness import argument_parser, machine, report
 
 os.environ |= vllm_binding.environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
 
@@ -34,7 +33,7 @@ STEPS = 180
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argument_parser(__doc__)
     parser.add_argument("target", help="what kvdb.connect takes")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--rows", type=int, default=1, help="requests of a step, which share the prompt but for its end")

@@ -5,7 +5,6 @@ Three processes of vLLM answer the same prompt. The second is the first with kvd
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,13 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from benchmarks import vllm_binding
+from benchmarks.harness import argument_parser
 from benchmarks.vllm import kvdb_in, prose, run
 from engine_adapter.models.pretrained import real_model_folder
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, default=2500, help="of the prompt (default %(default)s)")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     given = parser.parse_args()

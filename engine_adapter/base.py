@@ -160,18 +160,3 @@ class SequenceKv(Protocol):
     def close(self) -> None:
         """Let go of it; what was kept stays."""
         ...
-
-
-class InferenceEngine(Protocol):
-    """A model whose KV cache lives in a database. spec: the meaning of its KV. last: the report of its last call."""
-
-    spec: kvdb.ModelSpec
-    last: Report | None
-
-    def generate(self, input_ids: Any, **options: Any) -> Any:
-        """Takes the same arguments as the engine's own generation, and returns the same."""
-        ...
-
-    def store(self, *, name: str, input_ids: Any, progress: Progress | None = None) -> kvdb.Context:
-        """Prefill the tokens that are not stored, and store all of them under a name."""
-        ...

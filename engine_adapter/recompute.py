@@ -2,7 +2,7 @@
 
 CacheBlend (arXiv 2405.16444). An engine runs its own layers on the selected tokens at their true positions:
 
-    selection = Selection(session, options)
+    selection = SelectedTokens(session, options)
     going = Pass(session, selection)
     for layer in range(layers):
         if going.checks(layer):
@@ -52,7 +52,7 @@ class Recomputed:
         return self.seconds / self.token_layers if self.token_layers else None
 
 
-class Selection:
+class SelectedTokens:
     """Which tokens are computed. chunks, gaps, entering: bool `[start]`, over positions. choice, deviation: as in `Recomputed`.
     overlaid: tokens of chunks that were computed anew, over all layers; token_layers: tokens that went through a layer, over all
     layers."""
@@ -96,13 +96,22 @@ class Selection:
         )
 
 
+class LayerEnded(Exception):
+    """Ends a layer whose keys and values, `[kv_heads, n, head_dim]`, are wanted alone."""
+
+    def __init__(self, k: Tensor, v: Tensor) -> None:
+        super().__init__()
+        self.k = k
+        self.v = v
+
+
 class Pass:
     """One pass of the selected tokens over the layers.
 
     positions: int64, of the tokens in the layer that is being run. next: the first layer that has not been answered.
     """
 
-    def __init__(self, session: kvdb.Session, selection: Selection) -> None:
+    def __init__(self, session: kvdb.Session, selection: SelectedTokens) -> None:
         self.positions = np.flatnonzero(selection.entering)
         self.next = 0
         self._session = session

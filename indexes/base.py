@@ -179,13 +179,7 @@ class Index(Protocol):
         ...
 
     def search(
-        self,
-        queries: Queries,
-        retrieval: Retrieval,
-        *,
-        estimate_tail: bool = False,
-        tight: bool = False,
-        give_up: bool = False,
+        self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False, give_up: bool = False
     ) -> SearchResult:
         """The tokens of these blocks that `retrieval` asks for, among those that the queries see.
 

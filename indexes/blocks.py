@@ -19,11 +19,7 @@ FORMAT_MASK = 7
 SCALE_BYTES = 2
 """What a quantized key, or value, has beside its codes."""
 Array = npt.NDArray[Any]
-DTYPES = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
+DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from indexes.retrieval import Retrieval
 
 
 @dataclass(frozen=True)
-class Report:
+class RecallReport:
     """The measurements of one index, one retrieval and a batch of queries.
 
     Shares are in [0, 1]; means run over the rows, which are q_heads x queries.
@@ -76,7 +76,7 @@ def measure(
     repetitions: int = 5,
     estimate_tail: bool = False,
     oracle: Oracle | None = None,
-) -> Report:
+) -> RecallReport:
     """Search `repetitions` times and judge the last search. window: as Oracle takes it. oracle: an Oracle made of the same
     arguments, if there is one already.
 
@@ -91,14 +91,14 @@ def measure(
     return report(index, result, retrieval, oracle, median(seconds))
 
 
-def report(index: Index, result: SearchResult, retrieval: Retrieval, oracle: Oracle, seconds: float) -> Report:
+def report(index: Index, result: SearchResult, retrieval: Retrieval, oracle: Oracle, seconds: float) -> RecallReport:
     """The measurements of one search that took `seconds`."""
     judged, error = oracle.judge(result, retrieval), None
     visible, scanned = float(oracle.visible.mean()), result.scanned / index.blocks.kv_heads
     if result.tail is not None:
         error = oracle.error_of_all(merged(judged, result.tail))
     some = judged.missed > -np.inf
-    return Report(
+    return RecallReport(
         kind=index.kind,
         retrieval=str(retrieval),
         tokens=index.blocks.tokens,

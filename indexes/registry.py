@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from indexes.accelerate import Accelerator
 from indexes.base import BuildCost, Float32, Index
@@ -25,8 +25,13 @@ class NoKind(ValueError):
     """A class cannot be a kind of index: it lacks something, or its name is taken."""
 
 
-class Kind(Protocol):
-    """The class of a kind: what can be asked before an index of it is built."""
+class IndexKind(Protocol):
+    """The class of a kind: what can be asked before an index of it is built.
+
+    One whose builds take long may have `build_steps` too, a generator of the share that is done which returns the index, so that
+    builds can pause or stop between its steps. With `accelerated = True` both take an `accelerator=`, and go on without it when
+    it is lost.
+    """
 
     @property
     def kind(self) -> str: ...
@@ -45,42 +50,19 @@ class Priced(Protocol):
     def build_cost(self, tokens: int, kv_heads: int, head_dim: int) -> BuildCost: ...
 
 
-class Stepped(Protocol):
-    """A kind whose builds take long, so that they can pause or stop between their steps."""
-
-    def build_steps(self, blocks: Blocks, query_samples: Float32 | None = None) -> Generator[float, None, Index]: ...
-
-
-class Accelerated(Protocol):
-    """A kind whose builds use an accelerator, as it declares with `accelerated = True`. When the accelerator is lost, the build
-    goes on without it."""
-
-    accelerated: bool
-
-    def build(self, blocks: Blocks, query_samples: Float32 | None = None, *, accelerator: Accelerator | None = None) -> Index: ...
-
-
-class AcceleratedStepped(Protocol):
-    """An accelerated kind that builds in steps."""
-
-    def build_steps(
-        self, blocks: Blocks, query_samples: Float32 | None = None, *, accelerator: Accelerator | None = None
-    ) -> Generator[float, None, Index]: ...
-
-
-K = TypeVar("K", bound=Kind)
+K = TypeVar("K", bound=IndexKind)
 ATTRIBUTES = {"kind": str, "walks": bool, "estimates_tail": bool}
 VERBS = ("build", "insert", "search", "verify", "save", "load", "cost", "nbytes")
 
 
-class Kinds(Mapping[str, Kind]):
+class Kinds(Mapping[str, IndexKind]):
     """Kinds by name. Thread-safe: the dictionary is replaced and never changed, so whoever goes through it meets no change."""
 
-    def __init__(self, kinds: Iterable[Kind]) -> None:
+    def __init__(self, kinds: Iterable[IndexKind]) -> None:
         self._kinds = {kind.kind: kind for kind in kinds}
         self._lock = Lock()
 
-    def __getitem__(self, name: str) -> Kind:
+    def __getitem__(self, name: str) -> IndexKind:
         return self._kinds[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -89,7 +71,7 @@ class Kinds(Mapping[str, Kind]):
     def __len__(self) -> int:
         return len(self._kinds)
 
-    def add(self, kind: Kind) -> bool:
+    def add(self, kind: IndexKind) -> bool:
         """Add a kind behind the others. Returns False, and adds nothing, where another has its name."""
         with self._lock:
             known = self._kinds.get(kind.kind, kind)
@@ -117,7 +99,7 @@ def register(cls: K) -> K:
     return cls
 
 
-def kind(name: str) -> Kind:
+def kind(name: str) -> IndexKind:
     """The class of the kind with that name. Raises UnknownKind."""
     if name not in KINDS:
         raise UnknownKind(f"no kind of index is named {name!r}; expected one of {', '.join(KINDS)}")
@@ -149,14 +131,15 @@ def build_steps(
 
     accelerator: a device that helps to build the kinds that know how to use it, None for none.
     """
-    made = kind(name)
-    if accelerator is not None and getattr(made, "accelerated", False):
-        if hasattr(made, "build_steps"):
-            return (yield from cast(AcceleratedStepped, made).build_steps(blocks, query_samples, accelerator=accelerator))
-        return cast(Accelerated, made).build(blocks, query_samples, accelerator=accelerator)
+    made: Any = kind(name)
+    helped = accelerator is not None and getattr(made, "accelerated", False)
+    given = {"accelerator": accelerator} if helped else {}
+    index: Index
     if hasattr(made, "build_steps"):
-        return (yield from cast(Stepped, made).build_steps(blocks, query_samples))
-    return made.build(blocks, query_samples)
+        index = yield from made.build_steps(blocks, query_samples, **given)
+    else:
+        index = made.build(blocks, query_samples, **given)
+    return index
 
 
 def build_cost(name: str, tokens: int, kv_heads: int, head_dim: int) -> BuildCost | None:

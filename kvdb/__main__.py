@@ -8,17 +8,14 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
 
 import kvdb.commands.output as output
 from kvdb.commands import COMMANDS
+from kvdb.commands.arguments import Subparsers
 from kvdb.commands.exit_status import FAILED, INTERRUPTED, status_of, table
 from kvdb.config import quiet_grpc
 from kvdb.errors import KvdbError
 from kvdb.version import __version__
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 ENTRY_POINTS = "kvdb.commands"
 

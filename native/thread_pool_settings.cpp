@@ -10,7 +10,7 @@
 namespace kvdb {
 namespace {
 
-constexpr int kSpinDefault = 50;  // microseconds; benchmarks/wake.py shows that less does not pay
+constexpr int kSpinDefault = 50;  // microseconds; docs/decisions/005 shows that less does not pay
 
 int checked(long value, int least, int most, const char* name) {
     if (value < least || value > most) {

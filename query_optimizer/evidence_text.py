@@ -21,7 +21,7 @@ def no_proof(budget: LayerBudget, heads: Heads) -> str:
         return "no error is allowed"
     if not budget.ways:
         return f"there is no index whose answers could be audited, budget {budget.error_max:.2%}"
-    nearest = min(budget.ways, key=lambda facts: _nearness(facts, heads))
+    nearest = min(budget.ways, key=lambda facts: min(_of_head(facts, head) for head in heads))
     told = known(budget, nearest, heads)
     return f"no faster way is proven to keep its share of {budget.error_max:.2%}; nearest: {nearest.way}, {told}"
 
@@ -48,10 +48,6 @@ def known(budget: LayerBudget, facts: WayFacts, heads: Heads) -> str:
     if facts.least[best] > budget.error_max:
         return f"over {facts.least[best]:.2%} at p95 of {audits} audits"
     return f"{audits} of {AUDITS_MIN} audits"
-
-
-def _nearness(facts: WayFacts, heads: Heads) -> tuple[float, float]:
-    return min(_of_head(facts, head) for head in heads)
 
 
 def _of_head(facts: WayFacts, head: int) -> tuple[float, float]:

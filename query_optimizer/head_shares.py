@@ -120,7 +120,7 @@ class _Audits:
         return cls(squares, np.isnan(rows).astype(np.float64))
 
 
-class _Group:
+class _HeadGroup:
     """The heads that one way answers. errors: float64 `[n]`, what they err together, by query in which all were compared."""
 
     def __init__(self, known: Joint, heads: npt.NDArray[np.bool_]) -> None:
@@ -164,7 +164,7 @@ def _keep_together(error_max: float, chosen: Int64, known: Mapping[int, Joint]) 
     """Read heads whole, one after the other, until the others are proven to keep the budget together: each time the head that
     errs most in the queries that break it, or several of very many. Heads may err rarely, and each in other queries. chosen:
     changed in place. known: by number of a way."""
-    groups = {number: _Group(known[number], chosen == number) for number in sorted(set(chosen.tolist()) - {0})}
+    groups = {number: _HeadGroup(known[number], chosen == number) for number in sorted(set(chosen.tolist()) - {0})}
     while groups:
         bounds = joint_bounds([group.errors for group in groups.values()])
         if len(groups) == 1 and not isfinite(bounds[0]):

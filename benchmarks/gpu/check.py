@@ -8,6 +8,7 @@ A plain checkout does, with torch, Triton, pytest and hypothesis. Without a card
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import shutil
 import sys
@@ -25,7 +26,9 @@ SECONDS_MAX = 540.0
 
 
 def main() -> None:
-    if sys.argv[1:] == ["tests"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["tests"], help="the kernels' tests alone (default everything)")
+    if parser.parse_args().what == "tests":
         sys.exit(tests())
     if not card_found():
         print(
@@ -54,10 +57,7 @@ def steps(lines: Path) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Commands, and what their environment has beside this one."""
     python, module, compiled = [sys.executable, "-m"], "benchmarks.gpu", {"TRITON_INTERPRET": "0"}
     questions = [*python, module, "--small", "--json", str(lines)]
-    made = {
-        "the kernels' tests": ([*python, f"{module}.check", "tests"], compiled),
-        "every question": (questions, compiled),
-    }
+    made = {"the kernels' tests": ([*python, f"{module}.check", "tests"], compiled), "every question": (questions, compiled)}
     sanitizer = shutil.which("compute-sanitizer")
     if sanitizer is None:
         print("gpu-check: compute-sanitizer is not on the PATH, and is left out")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from engine_adapter.demo.plain import PlainReader
-    from engine_adapter.models.vault import Document
+    from engine_adapter.models.vault import VaultDocument
     from engine_adapter.transformers import TransformersEngine
 
 LARGE = 16_000, 100, 10, 64
@@ -92,7 +92,9 @@ def plain(reader: PlainReader, asked: Sequence[list[int]], new: int, long: int) 
     return Asked([ids for ids, _ in pairs], [seconds for _, seconds in pairs], each)
 
 
-def stored(card: Card, engine: TransformersEngine, document: Document, asked: Sequence[list[int]], new: int, long: int) -> Asked:
+def stored(
+    card: Card, engine: TransformersEngine, document: VaultDocument, asked: Sequence[list[int]], new: int, long: int
+) -> Asked:
     """What the model answers over the text that is stored in kvdb."""
     engine.store(name="text", input_ids=torch.tensor([document.ids]))
 

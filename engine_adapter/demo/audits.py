@@ -30,7 +30,7 @@ def audit(
     db: kvdb.Client,
     engine: TransformersEngine,
     tokenizer: "PreTrainedTokenizerBase",
-    document: vault.Document,
+    document: vault.VaultDocument,
     name: str,
     asked: Sequence[DecodeStats],
 ) -> None:
@@ -89,7 +89,7 @@ def verdict(read: DecodeStats, proven: int, heads: int) -> str:
 
 
 def _ask_more(
-    console: Console, engine: TransformersEngine, tokenizer: "PreTrainedTokenizerBase", document: vault.Document
+    console: Console, engine: TransformersEngine, tokenizer: "PreTrainedTokenizerBase", document: vault.VaultDocument
 ) -> list[DecodeStats]:
     """How questions about facts of the document were answered, as many as there is time for."""
     answered: list[DecodeStats] = []

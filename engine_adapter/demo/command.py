@@ -4,25 +4,18 @@ import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from engine_adapter.demo.server import ServerProcess
-from kvdb.commands.arguments import add_index, add_retrieval, retrieval_of, sentence
+from kvdb.commands.arguments import Subparsers, add_command, add_index, add_retrieval, retrieval_of
 from kvdb.errors import InvalidArgument, Unsupported
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SLOW_LIBRARIES = ("torch", "transformers")
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `demo` to the `kvdb` command, and `rag` to that."""
-    parser = commands.add_parser(
-        "demo",
-        help="watch a model answer questions about a document that lives in kvdb",
-        description="Watch a model answer questions about a document that lives in kvdb, or (`kvdb demo rag`) about many.",
-    )
+    what = "watch a model answer questions about a document that lives in kvdb"
+    parser = add_command(commands, "demo", what, _run, more=", or (`kvdb demo rag`) about many.")
     parser.add_argument("--tokens", type=int, default=16_384, help="length of the document (default 16384)")
     parser.add_argument("--facts", type=int, default=100, help="facts hidden in it (default 100)")
     parser.add_argument("--questions", type=int, default=10, help="how many of them are asked (default 10)")
@@ -30,13 +23,11 @@ def add(commands: "Subparsers") -> None:
     add_retrieval(parser, "all")
     add_index(parser, "--index", "kind of index that is searched (default flat)", "flat")
     parser.add_argument("--explain", action="store_true", help="show how the last query was answered, and what audits say")
-    parser.set_defaults(run=_run)
     _add_rag(parser.add_subparsers(metavar="rag", title="more"))
 
 
-def _add_rag(commands: "Subparsers") -> None:
-    what = "questions about many documents in novel orders, each computed once"
-    parser = commands.add_parser("rag", help=what, description=sentence(what))
+def _add_rag(commands: Subparsers) -> None:
+    parser = add_command(commands, "rag", "questions about many documents in novel orders, each computed once", _run_rag)
     parser.add_argument("--documents", type=int, default=24, help="in the library (default 24)")
     parser.add_argument("--together", type=int, default=8, metavar="N", help="documents in one prompt (default 8)")
     parser.add_argument("--questions", type=int, default=12, help="how many are asked (default 12)")
@@ -44,7 +35,6 @@ def _add_rag(commands: "Subparsers") -> None:
     told = "share computed again, 0 to 1 (default: chosen on each prompt)"
     parser.add_argument("--recompute", type=float, metavar="RATIO", help=told)
     parser.add_argument("--seed", type=int, default=0, help="of the documents and the questions (default 0)")
-    parser.set_defaults(run=_run_rag)
 
 
 def _run(given: argparse.Namespace) -> int:

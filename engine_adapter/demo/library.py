@@ -30,7 +30,7 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class LibraryPrompt:
     """A question, and the titles of the documents that it is asked about, in their order."""
 
     question: VaultQuestion
@@ -61,7 +61,7 @@ def library(tokenizer: "PreTrainedTokenizerBase", documents: int, seed: int) -> 
     )
 
 
-def prompts(held: Library, questions: int, documents: int, seed: int) -> list[Prompt]:
+def prompts(held: Library, questions: int, documents: int, seed: int) -> list[LibraryPrompt]:
     """Different questions, each with the document that answers it among others, in random order.
 
     Documents that also hold the second word of the question are preferred, as a search for its words would find them.
@@ -81,7 +81,7 @@ def prompts(held: Library, questions: int, documents: int, seed: int) -> list[Pr
         alike = {title for title, other in zip(held.homes, held.questions, strict=True) if other.text.split()[-1] == word}
         shuffled = chance.sample(list(held.documents), len(held.documents))
         chosen = sorted(shuffled, key=lambda title: (title != home, title not in alike))[:documents]
-        made.append(Prompt(held.questions[number], home, tuple(chance.sample(chosen, documents))))
+        made.append(LibraryPrompt(held.questions[number], home, tuple(chance.sample(chosen, documents))))
     return made
 
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from transformers.utils.logging import disable_progress_bar
 
 import kvdb
-from engine_adapter.demo.library import Library, Prompt, library, prompts
+from engine_adapter.demo.library import Library, LibraryPrompt, library, prompts
 from engine_adapter.models import sections
 from engine_adapter.models.vault import CODE_DIGITS
 from engine_adapter.rag import Answer, RagEngine
@@ -37,10 +37,10 @@ plain transformers, which reads all documents again.
 
 
 @dataclass(frozen=True)
-class Comparison:
+class DemoComparison:
     """One question: the answer from blended documents, and that of a full prefill."""
 
-    prompt: Prompt
+    prompt: LibraryPrompt
     answer: Answer
     full: FullAnswer
 
@@ -123,17 +123,17 @@ def _ask(
     model: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
     held: Library,
-    prompt: Prompt,
+    prompt: LibraryPrompt,
     recompute: float | None,
-) -> Comparison:
+) -> DemoComparison:
     question = prompt.question.text
     answer = rag.answer(question, prompt.titles, recompute=recompute, max_new_tokens=ANSWER_TOKENS, do_sample=False)
     ids = [*chain.from_iterable(held.documents[title] for title in prompt.titles)]
     ids += tokenizer.encode(question, add_special_tokens=False)
-    return Comparison(prompt, answer, full_answer(model, tokenizer, torch.tensor(ids), max_new_tokens=ANSWER_TOKENS))
+    return DemoComparison(prompt, answer, full_answer(model, tokenizer, torch.tensor(ids), max_new_tokens=ANSWER_TOKENS))
 
 
-def _check(console: Console, rag: RagEngine, sample: list[Prompt]) -> Check:
+def _check(console: Console, rag: RagEngine, sample: list[LibraryPrompt]) -> Check:
     triples = [(prompt.question.text, prompt.titles, prompt.code) for prompt in sample]
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -143,7 +143,7 @@ def _check(console: Console, rag: RagEngine, sample: list[Prompt]) -> Check:
         )
 
 
-def _verdict(console: Console, answers: list[Comparison]) -> int:
+def _verdict(console: Console, answers: list[DemoComparison]) -> int:
     right, full = sum(comparison.right for comparison in answers), sum(comparison.full_right for comparison in answers)
     faster = median(comparison.faster for comparison in answers)
     good = right >= (1 - FEWER_MAX) * full

@@ -5,7 +5,6 @@ import sys
 from functools import cached_property
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from types import TracebackType
 from typing import Self
 
 from kvdb.errors import Unavailable
@@ -47,7 +46,7 @@ class ServerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.terminate()
         try:
             self._process.communicate(timeout=20)

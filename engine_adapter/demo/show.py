@@ -131,7 +131,7 @@ def _first_pages(
     db: kvdb.Client,
     engine: TransformersEngine,
     tokenizer: "PreTrainedTokenizerBase",
-    document: vault.Document,
+    document: vault.VaultDocument,
 ) -> None:
     """Answer a question as early as possible, from the beginning of a long document. The beginning is dropped again, so that the
     whole document is one segment."""

@@ -51,7 +51,7 @@ class VaultQuestion:
 
 
 @dataclass(frozen=True)
-class Document:
+class SectionsDocument:
     """Token ids of a text, and one question for each fact and record in it, in their order."""
 
     ids: list[int]
@@ -72,7 +72,7 @@ def document(
     records: int = 24,
     facts: int = 8,
     chunk: int = 128,
-) -> Document:
+) -> SectionsDocument:
     """`tokens` tokens of prose (Python's own documentation) in so many sections, the same for a seed.
 
     Every second fact lies across a border of chunks if the document is cut every `chunk` tokens; the others lie within a
@@ -96,7 +96,7 @@ class _Draft:
         self.taken = [False] * tokens
         self.questions: list[VaultQuestion] = []
 
-    def finish(self, sections: int, records: int, facts: int) -> Document:
+    def finish(self, sections: int, records: int, facts: int) -> SectionsDocument:
         bounds = self._bounds(sections)
         names = self.chance.sample(HEADINGS, sections)
         heads = [self._put(begin, self._encode(f" Section {name}.")) - 2 for begin, name in zip(bounds, names, strict=False)]
@@ -115,7 +115,7 @@ class _Draft:
         if records:
             raise InvalidArgument(f"{self.tokens} tokens in {sections} sections have no room for {records} of the records")
         self._facts(facts)
-        return Document(self._fill(), tuple(sorted(self.questions, key=lambda question: question.begin)))
+        return SectionsDocument(self._fill(), tuple(sorted(self.questions, key=lambda question: question.begin)))
 
     def _bounds(self, sections: int) -> list[int]:
         """Where the sections begin, and the end; the longest is at most three times as long as the shortest."""

@@ -45,7 +45,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Document:
+class VaultDocument:
     """Token ids of a text, and the facts hidden in it, in their order."""
 
     ids: list[int]
@@ -71,7 +71,7 @@ def load_from(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase
     return model, AutoTokenizer.from_pretrained(folder)
 
 
-def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed: int) -> Document:
+def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed: int) -> VaultDocument:
     """`tokens` tokens of prose (Python's own documentation) with `facts` facts at even distances; the same for a seed.
 
     Raises InvalidArgument for less than one fact, or more than there are names or room for.
@@ -83,18 +83,15 @@ def document(tokenizer: "PreTrainedTokenizerBase", tokens: int, facts: int, seed
     chance = random.Random(seed)
     text = prose_ids(tokenizer)
     pairs = chance.sample(range(len(WORDS) ** 2), facts)
-    hidden = tuple(Fact(_vault(pair), "".join(chance.choices("0123456789", k=CODE_DIGITS))) for pair in pairs)
+    vaults = [f"{WORDS[pair // len(WORDS)]} {WORDS[pair % len(WORDS)]}" for pair in pairs]
+    hidden = tuple(Fact(vault, "".join(chance.choices("0123456789", k=CODE_DIGITS))) for vault in vaults)
     ids: list[int] = []
     for i, fact in enumerate(hidden):
         sentence = tokenizer.encode(fact.sentence, add_special_tokens=False)
         gap = (tokens - len(ids)) // (facts - i) - len(sentence)
         start = chance.randrange(len(text) - gap)
         ids += [*text[start : start + gap], *sentence]
-    return Document(ids, hidden)
-
-
-def _vault(pair: int) -> str:
-    return f"{WORDS[pair // len(WORDS)]} {WORDS[pair % len(WORDS)]}"
+    return VaultDocument(ids, hidden)
 
 
 @lru_cache(maxsize=2)

@@ -9,6 +9,7 @@ from transformers.generation.streamers import BaseStreamer
 from engine_adapter.base import Report
 
 HalfCharacter = "\N{REPLACEMENT CHARACTER}"
+"""The text that tokenizers make of a token that holds only some bytes of a character."""
 
 
 class Tokenizer(Protocol):

@@ -1,18 +1,63 @@
 """The model of a RAG engine, attached to a database, and whose turn it is to use it."""
 
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from threading import Lock
 from typing import Any
 
 from transformers import PreTrainedModel
 
 import kvdb
 from engine_adapter.rag.prompts import digest
-from engine_adapter.rag.turns import Turns
 from engine_adapter.transformers import attach
 from engine_adapter.transformers.support import positions_max
 from kvdb.errors import AlreadyExists, SessionClosed
+
+
+class FairLock:
+    """A lock that is handed on in the order in which it was asked for. A `threading.Lock` may let one thread starve others."""
+
+    def __init__(self) -> None:
+        self._guard = Lock()
+        self._taken = False
+        self._waiting: deque[Lock] = deque()
+
+    @contextmanager
+    def mine(self) -> Iterator[None]:
+        """Wait for one's turn; it ends with the `with`."""
+        self._take()
+        try:
+            yield
+        finally:
+            self._hand_on()
+
+    def _take(self) -> None:
+        with self._guard:
+            if not self._taken:
+                self._taken = True
+                return
+            gate = Lock()
+            gate.acquire()
+            self._waiting.append(gate)
+        try:
+            gate.acquire()  # opened by the holder that hands the lock on
+        except BaseException:  # an interrupt; the turn that may have come in the meantime goes to the next
+            with self._guard:
+                came = gate not in self._waiting
+                if not came:
+                    self._waiting.remove(gate)
+            if came:
+                self._hand_on()
+            raise
+
+    def _hand_on(self) -> None:
+        with self._guard:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._taken = False
 
 
 class AttachedModel:
@@ -25,7 +70,7 @@ class AttachedModel:
         self.model = model
         self.db = db
         self._namespace = namespace
-        self._turns = Turns()
+        self._turns = FairLock()
         self._closed = False
         with ExitStack() as stack:
             self.engine = stack.enter_context(attach(model, db))

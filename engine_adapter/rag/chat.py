@@ -2,23 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from jinja2.exceptions import TemplateError
 
-from engine_adapter.rag.answers import Tokenizer
 from engine_adapter.rag.control import BREAK, DOCUMENTS, Encoder
 from engine_adapter.rag.messages import Message
 from kvdb.errors import InvalidArgument
 
 ID = "{id}"
 Turn = Literal["system", "user"]
-
-
-class ChatTokenizer(Tokenizer, Protocol):
-    """A tokenizer with a chat template, as transformers' have it."""
-
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -144,6 +137,6 @@ class ChatTemplate:
             return False
 
     def _render(self, messages: Sequence[Message]) -> str:
-        tokenizer: ChatTokenizer = self._encoder.tokenizer  # type: ignore[assignment]  # it has a template
+        tokenizer: Any = self._encoder.tokenizer  # which has a template
         said = [message._asdict() for message in messages]
         return str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True, **dict(self._form.variables)))

@@ -57,7 +57,7 @@ class FullAnswer(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """One blended answer beside that of a full prefill. leading, f1, kl, nll: as in `Checked`."""
+    """One blended answer beside that of a full prefill. leading, f1, kl, nll: as in `CheckRow`."""
 
     answer: Answer
     same: bool
@@ -80,7 +80,7 @@ class Compared(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckRow:
     """The answers to all prompts of a sample at one ratio. ratio: None for a full prefill, with which the others are compared; a
     mean where the controller chose it.
 
@@ -110,8 +110,8 @@ class Check:
     """A comparison of ratios with full prefill; `print` shows a table. rows: one for each ratio, in the caller's order. full: the
     row of a full prefill."""
 
-    rows: tuple[Checked, ...]
-    full: Checked
+    rows: tuple[CheckRow, ...]
+    full: CheckRow
 
     def __str__(self) -> str:
         lines = [_HEAD, *(_line(row, self.full) for row in (*self.rows, self.full))]
@@ -160,7 +160,7 @@ def check(
         own.append(surprise(whole.log_probabilities, whole.tokens))
     rows = tuple(_row(sample, ratio, column) for ratio, column in zip(ratios, columns, strict=True))
     right = _right(sample, texts)
-    return Check(rows, Checked(None, 1.0, 1.0, 1.0, 0.0, _mean(own), right, median(seconds), 0.0, tuple(texts)))
+    return Check(rows, CheckRow(None, 1.0, 1.0, 1.0, 0.0, _mean(own), right, median(seconds), 0.0, tuple(texts)))
 
 
 def f1(text: str, whole: str) -> float:
@@ -177,9 +177,9 @@ _WORD = re.compile(r"\w+")
 _HEAD = "       ratio    same  leading      f1       KL     NLL   right  recomputed  first token  faster"
 
 
-def _row(sample: Sequence[CheckPrompt], ratio: float | None, column: Sequence[Compared]) -> Checked:
+def _row(sample: Sequence[CheckPrompt], ratio: float | None, column: Sequence[Compared]) -> CheckRow:
     texts = tuple(one.answer.text for one in column)
-    return Checked(
+    return CheckRow(
         ratio=_mean(one.answer.usage.ratio for one in column) if ratio is None else ratio,
         same=_mean(one.same for one in column),
         leading=_mean(one.leading for one in column),
@@ -194,7 +194,7 @@ def _row(sample: Sequence[CheckPrompt], ratio: float | None, column: Sequence[Co
     )
 
 
-def _line(row: Checked, full: Checked) -> str:
+def _line(row: CheckRow, full: CheckRow) -> str:
     ratio = "full prefill" if row.ratio is None else f"{'chosen ' * row.chosen}{row.ratio:.2f}".rjust(12)
     right = "-" if row.right is None else f"{row.right:.1%}"
     recomputed = "all" if row.ratio is None else f"{row.recomputed:,.0f}"

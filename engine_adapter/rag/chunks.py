@@ -1,8 +1,11 @@
-"""Cuts a document into chunks."""
+"""Cuts a document into chunks, and a new text of one so that as many as possible of its old chunks are chunks of it again."""
 
 import re
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from engine_adapter.rag.answers import HalfCharacter
 from kvdb.errors import InvalidArgument
 
 CHUNK_TOKENS = 512
@@ -13,9 +16,7 @@ LineEnd = re.compile(r"\n")
 SentenceEnd = re.compile(r"[.!?][\"')\]]*\s|[\u3002\uff01\uff1f]")  # the latter end Chinese and Japanese ones
 CHARACTER_TOKENS = 4
 """The most tokens of one character: the most bytes of a character in UTF-8."""
-
-HalfCharacter = "\N{REPLACEMENT CHARACTER}"
-"""The text that tokenizers make of a token that holds only some bytes of a character."""
+TOKEN_NBYTES = 4
 
 
 def cut(ids: Sequence[int], size: int, text_of: Callable[[list[int]], str]) -> list[list[int]]:
@@ -51,3 +52,48 @@ def _end(ids: Sequence[int], begin: int, size: int, text_of: Callable[[list[int]
         return 3 if LineEnd.search(around) else 2 if SentenceEnd.search(around) else 1
 
     return max(range(begin + shortest, begin + longest + 1), key=lambda end: (rank(end), end))
+
+
+def recut(ids: Sequence[int], known: Sequence[Sequence[int]], size: int, text_of: Callable[[list[int]], str]) -> list[list[int]]:
+    """The chunks of a document's token ids, in order; joined they are the document. What lies between old chunks is cut anew; it
+    takes the chunk beside it along where it would be much shorter than a chunk.
+
+    known: the chunks of its old text, wherever they are now. size, text_of: as in `cut`.
+    """
+    chunks: list[list[int]] = []
+    begin = 0
+    for first, last in _found(ids, known):
+        if begin < first < begin + size // 4:
+            chunks += cut(ids[begin:last], size, text_of)
+        else:
+            chunks += [*cut(ids[begin:first], size, text_of), list(ids[first:last])]
+        begin = last
+    rest = len(ids) - begin
+    if chunks and 0 < rest < size // 4:
+        begin -= len(chunks.pop())
+    return chunks + cut(ids[begin:], size, text_of)
+
+
+def _found(ids: Sequence[int], known: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Where old chunks stand in the new text, [first, last) each, ascending, none over another; the next is always the one that
+    begins soonest, and of these the longest."""
+    text = np.asarray(ids, np.int32).tobytes()
+    ahead = {chunk: _find(text, chunk, 0) for chunk in {np.asarray(one, np.int32).tobytes() for one in known if len(one)}}
+    places: list[tuple[int, int]] = []
+    begin = 0
+    while True:
+        ahead = {chunk: at if at >= begin else _find(text, chunk, begin) for chunk, at in ahead.items() if at >= 0}
+        ahead = {chunk: at for chunk, at in ahead.items() if at >= 0}
+        if not ahead:
+            return places
+        first, longest = min((at, -len(chunk) // TOKEN_NBYTES) for chunk, at in ahead.items())
+        begin = first - longest
+        places.append((first, begin))
+
+
+def _find(text: bytes, chunk: bytes, begin: int) -> int:
+    """The first token from `begin` on at which the chunk stands, -1 for nowhere."""
+    at = text.find(chunk, begin * TOKEN_NBYTES)
+    while at % TOKEN_NBYTES and at >= 0:
+        at = text.find(chunk, at + 1)
+    return at // TOKEN_NBYTES if at >= 0 else -1

@@ -1,34 +1,47 @@
 """The RAG front: documents are added once, and questions are answered from any of them in any order."""
 
+import dataclasses
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from threading import Event
 from typing import Any, Self
 
-from transformers import PreTrainedModel
+import numpy as np
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 import kvdb
 from engine_adapter.base import Progress, check_client
-from engine_adapter.rag.adding import Adding
-from engine_adapter.rag.answering import Answering, Asked
-from engine_adapter.rag.answers import Answer, Tokenizer
+from engine_adapter.rag.answers import Answer, Pieces, Tokenizer, answer_of
 from engine_adapter.rag.attached import AttachedModel, vocabulary_of
 from engine_adapter.rag.chat import ChatFormat
-from engine_adapter.rag.check import Check, CheckPrompt, check
-from engine_adapter.rag.chunks import CHUNK_TOKENS
-from engine_adapter.rag.document import DocumentInfo
-from engine_adapter.rag.documents import Documents, check_id
+from engine_adapter.rag.check import Check, CheckPrompt, FullAnswer, check
+from engine_adapter.rag.chunks import CHUNK_TOKENS, cut, recut
+from engine_adapter.rag.document import Document, DocumentInfo, NewDocument
+from engine_adapter.rag.documents import Documents, check_id, check_ttl
+from engine_adapter.rag.forcing import Forced
 from engine_adapter.rag.messages import Messages
-from engine_adapter.rag.prompts import QUESTION, Prompts, Text, chat_format
+from engine_adapter.rag.plain import full_answer
+from engine_adapter.rag.prompts import QUESTION, Around, Prompts, Text, chat_format, digest
 from engine_adapter.rag.retrieved import Doc, Retrieved, retrieved
 from engine_adapter.rag.stream import AnswerStream
+from engine_adapter.transformers.timing import StopWhen
 from kvdb.blend.strategies import Recompute
-from kvdb.errors import InvalidArgument
+from kvdb.errors import AlreadyExists, InvalidArgument
+from kvdb.types import Float32
+
+Asked = Callable[[bool], Around]
+"""What stands around the documents of a question; it is called with whether there are any."""
+ATTEMPTS = 8
+"""How often a document is tried that others, who change it at the same time, come between."""
 
 RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0, None)
 PLAIN = frozenset({"max_new_tokens", "min_new_tokens", "eos_token_id", "pad_token_id", "repetition_penalty"})
 """The options of an answer that a full prefill takes too."""
+
+# size: one noun, an engine that answers from documents
 
 
 class RagEngine:
@@ -74,14 +87,14 @@ class RagEngine:
             raise InvalidArgument(f"namespace is {namespace!r}; expected a name without '/'")
         form = chat_format(chat, tokenizer, instruction, template)
         self._prompts = Prompts(tokenizer, vocabulary_of(model), instruction, template, form)
+        self._chunk_tokens = chunk_tokens
+        cut([], chunk_tokens, self._prompts.text)  # which checks the number
         with ExitStack() as undo:
             client = undo.enter_context(kvdb.connect(db)) if isinstance(db, str | Path) else db
             check_client(client)
             self._attached = AttachedModel(model, client, namespace)
             undo.callback(self._attached.close)
             self._documents = Documents(client, self._attached.spec, namespace, memory_bytes, offload=offload)
-            self._adding = Adding(self._attached, self._prompts, self._documents, chunk_tokens)
-            self._answering = Answering(self._attached, self._prompts, self._documents, self._adding)
             with self._attached.turn():
                 self._attached.store_beginning(self._prompts.instruction)
             self._resources = undo.pop_all()
@@ -98,7 +111,9 @@ class RagEngine:
     @property
     def ends(self) -> frozenset[int]:
         """The tokens that end an answer."""
-        return self._answering.end_tokens
+        configured = self._attached.model.generation_config.eos_token_id
+        known = configured if isinstance(configured, list) else [configured]
+        return frozenset(token for token in (self._turn_end, *known) if token is not None)
 
     def add(
         self,
@@ -117,7 +132,9 @@ class RagEngine:
         (done, total) tokens after each chunk. Raises InvalidArgument for a text without tokens, AlreadyExists, CapacityError, and
         what the database raises; nothing is added then.
         """
-        return self._adding.add(doc_id, text, ttl=ttl, pin=pin, replace=replace, progress=progress)
+        ids = self._ids(doc_id, text, ttl)
+        chunks = self._recut(doc_id, ids) if replace else cut(ids, self._chunk_tokens, self._prompts.text)
+        return self._store(self._new(doc_id, chunks, ttl, pinned=bool(pin), replace=replace), chunks, progress)
 
     def upsert(
         self,
@@ -128,15 +145,32 @@ class RagEngine:
         pin: bool | None = None,
         metadata: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
+        beside: Iterable[str] = (),
     ) -> DocumentInfo:
         """Let a document have this text, whether there is one of this id or not. Only those chunks are computed whose text is
         new: an old chunk stays wherever it is in the new text.
 
         ttl, pin: as in `add`; None leaves what a document of the same text has, and pin=None the pin of any.
-        metadata: JSON of the application's own, None for what there is. Others may do the
-        same at the same time. Raises as `add`.
+        metadata: JSON of the application's own, None for what there is. beside: ids of documents that do not go to make room for
+        it. Others may do the same at the same time. Raises as `add`.
         """
-        return self._adding.upsert(doc_id, text, ttl=ttl, pin=pin, metadata=metadata, progress=progress)
+        ids = self._ids(doc_id, text, ttl)
+        for attempt in range(1, ATTEMPTS + 1):
+            there = self._documents.find(doc_id)
+            if there is not None and there.holds(ids):
+                if progress is not None:
+                    progress(len(ids), len(ids))
+                return self._documents.update(there, ttl=ttl, pinned=pin, own=metadata)
+            pinned = there is not None and there.pinned if pin is None else pin
+            kept = {} if there is None else there.own
+            chunks = self._recut(doc_id, ids)
+            new = self._new(doc_id, chunks, ttl, pinned=pinned, beside=beside)
+            try:
+                return self._store(dataclasses.replace(new, own=kept if metadata is None else metadata), chunks, progress)
+            except AlreadyExists:  # by somebody else meanwhile, who may have had the same text
+                if attempt == ATTEMPTS:
+                    raise
+        raise AssertionError("every attempt returns or raises")
 
     def answer(
         self,
@@ -157,9 +191,8 @@ class RagEngine:
         `engine.generate` takes, such as retrieval= or temperature=. Raises NotFound for a document that is not there,
         InvalidArgument for a ratio outside [0, 1] or an empty question, and what `generate` raises.
         """
-        return self._answering.answer(
-            self._question(question), retrieved(docs), recompute, stream, None, max_new_tokens=max_new_tokens, **options
-        )
+        asked = self._question(question)
+        return self._answer(asked, retrieved(docs), recompute, stream, max_new_tokens=max_new_tokens, **options)
 
     def stream(
         self,
@@ -193,7 +226,7 @@ class RagEngine:
         messages that the template does not take, and for an engine whose prompts are plain.
         """
         asked = self._chat(messages)
-        return self._answering.answer(asked, retrieved(docs), recompute, stream, None, max_new_tokens=max_new_tokens, **options)
+        return self._answer(asked, retrieved(docs), recompute, stream, max_new_tokens=max_new_tokens, **options)
 
     def stream_chat(
         self,
@@ -223,14 +256,14 @@ class RagEngine:
         progress: called with the number of answers so far and of all answers. options: as in `answer`. Raises what `answer`
         raises, and InvalidArgument for an empty sample.
         """
-        settings = {**self._answering.ends(), "max_new_tokens": max_new_tokens, "do_sample": False, **options}
+        settings = {**self._ends(), "max_new_tokens": max_new_tokens, "do_sample": False, **options}
         plain = {name: value for name, value in settings.items() if name in PLAIN}
         return check(
             [CheckPrompt.of(prompt) for prompt in sample],
             [Recompute.of(ratio).ratio for ratio in ratios],
             blended=lambda prompt, ratio: self.answer(prompt.question, prompt.docs, recompute=ratio, **settings),
-            fed=lambda prompt, ratio, tokens: self._answering.fed(*self._asked(prompt), ratio, tokens, **settings),
-            full=lambda prompt: self._answering.full(*self._asked(prompt), **plain),
+            fed=lambda prompt, ratio, tokens: self._fed(*self._asked(prompt), ratio, tokens, **settings),
+            full=lambda prompt: self._full(*self._asked(prompt), **plain),
             progress=progress,
         )
 
@@ -266,12 +299,12 @@ class RagEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _stream(self, asked: Asked, docs: Iterable[Doc], recompute: float | Recompute | None, **options: Any) -> AnswerStream:
         listed = retrieved(docs)
-        return AnswerStream(lambda stream, stop: self._answering.answer(asked, listed, recompute, stream, stop, **options))
+        return AnswerStream(lambda stream, stop: self._answer(asked, listed, recompute, stream, stop, **options))
 
     def _question(self, question: Text) -> Asked:
         return lambda documents: self._prompts.question(question, documents=documents)
@@ -281,3 +314,125 @@ class RagEngine:
 
     def _asked(self, prompt: CheckPrompt) -> tuple[Asked, list[Retrieved]]:
         return self._question(prompt.question), retrieved(prompt.docs)
+
+    @property
+    def _turn_end(self) -> int | None:
+        """The token with which a turn of a chat ends, None where prompts are no chats or nothing is known of it."""
+        return getattr(self._prompts.tokenizer, "eos_token_id", None) if self._prompts.is_chat else None
+
+    def _ends(self) -> dict[str, Any]:
+        """The options that end an answer: in a chat where a turn of the tokenizer ends, and where the model ends a text."""
+        return {"eos_token_id": sorted(self.ends)} if self._turn_end is not None else {}
+
+    def _answer(
+        self,
+        asked: Asked,
+        docs: Sequence[Retrieved],
+        recompute: float | Recompute | None,
+        stream: Callable[[str], object] | None,
+        stop: Event | None = None,
+        **options: Any,
+    ) -> Answer:
+        """See `answer`. stop: ends the answer at the next token once it is set."""
+        self._attached.check_open()
+        options = {**self._ends(), **options, "recompute": Recompute.of(recompute)}
+        if stream is not None:
+            options["streamer"] = Pieces(self._prompts.tokenizer, stream)
+        if stop is not None:
+            told = StopWhen(lambda _: stop.is_set())
+            options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), told])
+        around = asked(bool(docs))
+        self._add_given(docs)
+        with self._attached.turn() as engine:
+            out = engine.generate(parts=_parts(around, self._documents.read([doc.id for doc in docs])), **options)
+            report = engine.last
+        assert report is not None
+        sequence = (out if isinstance(out, torch.Tensor) else out.sequences)[0]
+        prompt = len(sequence) - report.generated
+        return answer_of(self._prompts.tokenizer, sequence[prompt:].tolist(), prompt, report, self._attached.spec.layers)
+
+    def _fed(
+        self, asked: Asked, docs: Sequence[Retrieved], ratio: float | None, tokens: Sequence[int], **options: Any
+    ) -> Float32:
+        """Log probabilities at each token of an answer that is fed, float32 `[tokens, vocabulary]`."""
+        forced = Forced(tokens)
+        processors = LogitsProcessorList([*options.get("logits_processor", ()), forced])
+        self._answer(asked, docs, ratio, None, **{**options, "logits_processor": processors, "max_new_tokens": len(tokens)})
+        return forced.log_probabilities
+
+    def _full(self, asked: Asked, docs: Sequence[Retrieved], **options: Any) -> FullAnswer:
+        """The answer of the same model without kvdb, which reads the whole prompt."""
+        self._attached.check_open()
+        around = asked(bool(docs))
+        self._add_given(docs)
+        parts = _parts(around, self._documents.read([doc.id for doc in docs]))
+        with self._attached.db.create_session(self._attached.spec, parts=parts) as session:
+            ids = torch.from_numpy(session.tokens.astype(np.int64))
+        with self._attached.turn():
+            return full_answer(self._attached.model, self._prompts.tokenizer, ids, **options)
+
+    def _add_given(self, docs: Sequence[Retrieved]) -> None:
+        """Add the documents that come with a text, without letting any of the others go."""
+        texts = {doc.id: doc.text for doc in docs if doc.text is not None}
+        beside = {doc.id for doc in docs}
+        for doc_id, text in texts.items():
+            self.upsert(doc_id, text, beside=beside)
+
+    def _ids(self, doc_id: str, text: Text, ttl: float | None) -> list[int]:
+        """The tokens of a document. Raises InvalidArgument for arguments that cannot be."""
+        self._attached.check_open()
+        check_ttl(ttl)
+        check_id(doc_id)
+        return self._prompts.document(doc_id, text)
+
+    def _recut(self, doc_id: str, ids: list[int]) -> list[list[int]]:
+        """The chunks of a document that takes the place of another; those that its text still has stay as they are."""
+        there = self._documents.find(doc_id)
+        known = [] if there is None else self._documents.token_ids(there)
+        return recut(ids, known, self._chunk_tokens, self._prompts.text)
+
+    def _new(
+        self,
+        doc_id: str,
+        chunks: Sequence[list[int]],
+        ttl: float | None,
+        *,
+        pinned: bool,
+        replace: bool = True,
+        beside: Iterable[str] = (),
+    ) -> NewDocument:
+        expires = None if ttl is None else time.time() + ttl
+        texts = tuple(map(digest, chunks))
+        return NewDocument(self._documents.namespace, doc_id, 0, texts, expires, pinned, replace, frozenset(beside))
+
+    def _store(self, document: NewDocument, chunks: Sequence[list[int]], progress: Progress | None) -> DocumentInfo:
+        spec = self._attached.spec
+        sizes = {text: len(chunk) * spec.layers * spec.token_nbytes for text, chunk in zip(document.texts, chunks, strict=True)}
+        new = self._documents.begin(document, sizes)
+        stored: list[str] = []
+        done, total = 0, sum(map(len, chunks))
+        with ExitStack() as undo:
+            undo.callback(self._documents.discard, stored)
+            for number, chunk in enumerate(chunks, 1):
+                stored.append(self._store_chunk(new, number, chunk))
+                done += len(chunk)
+                if progress is not None:
+                    progress(done, total)
+            info = self._documents.finish(new)
+            undo.pop_all()
+        return info
+
+    def _store_chunk(self, new: NewDocument, number: int, ids: list[int]) -> str:
+        """Store a chunk of a document, from 1 on, in a turn of its own. Returns its name."""
+        behind = self._prompts.instruction
+        with self._attached.turn() as engine:
+            self._attached.store_beginning(behind)
+            chunk = engine.store_chunk(name=new.name(number), input_ids=ids, behind=behind or None, **new.retention(number))
+        return str(chunk.name)
+
+
+def _parts(around: Around, documents: Iterable[Document]) -> list[Any]:
+    """The parts of a prompt. What stands before documents is given as token ids, because the stored beginning of a prompt is
+    found by its ids."""
+    chunks = [chunk for document in documents for chunk in document.chunks]
+    return [*([around.before] if around.before else []), *chunks, around.behind]

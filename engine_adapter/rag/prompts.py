@@ -9,7 +9,7 @@ import numpy as np
 from engine_adapter.rag.answers import Tokenizer
 from engine_adapter.rag.chat import ChatFormat, ChatTemplate
 from engine_adapter.rag.control import Encoder, control_tokens
-from engine_adapter.rag.messages import Message, messages_of
+from engine_adapter.rag.messages import Message, messages_of, shown
 from kvdb.errors import InvalidArgument
 
 Text = str | Sequence[int]
@@ -96,7 +96,7 @@ class Prompts:
             return self._encoder.encode(text, first=first)
         ids = np.asarray(text)
         if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-            raise InvalidArgument(f"{what} is {_shown(text)}; expected a string or a list of token ids")
+            raise InvalidArgument(f"{what} is {shown(text)}; expected a string or a list of token ids")
         if ids.size and not 0 <= ids.min() <= ids.max() < self._vocabulary:
             raise InvalidArgument(f"{what} has token ids {ids.min()} to {ids.max()}; expected 0 to {self._vocabulary - 1}")
         known: list[int] = ids.tolist()
@@ -129,8 +129,3 @@ def _filled(ids: list[int], what: str) -> list[int]:
     if not ids:
         raise InvalidArgument(f"{what} is empty; expected at least one token")
     return ids
-
-
-def _shown(given: Any) -> str:
-    text = repr(given)
-    return f"{text[:40]}..." if len(text) > 40 else text

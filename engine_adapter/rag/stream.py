@@ -4,10 +4,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from threading import Event
-from typing import Any, Protocol
-
-import torch
-from transformers import StoppingCriteria
+from typing import Protocol
 
 from engine_adapter.rag.answers import Answer, Usage
 from kvdb.errors import InvalidArgument
@@ -61,13 +58,3 @@ class AnswerStream:
     @property
     def usage(self) -> Usage:
         return self.answer.usage
-
-
-class Stop(StoppingCriteria):
-    """Ends a generation when somebody says so."""
-
-    def __init__(self, stop: Event) -> None:
-        self._stop = stop
-
-    def __call__(self, input_ids: torch.Tensor, *_given: Any, **_named: Any) -> torch.Tensor:
-        return torch.full((input_ids.shape[0],), self._stop.is_set(), dtype=torch.bool, device=input_ids.device)

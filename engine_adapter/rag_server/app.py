@@ -17,15 +17,15 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 
 from engine_adapter.rag import Answer, DocumentInfo, RagEngine
-from engine_adapter.rag.stream import Stop
 from engine_adapter.rag_server.completion import Completion, Receive, Scope, Send
 from engine_adapter.rag_server.errors import Failure, Refused, failure_of, invalid
 from engine_adapter.rag_server.requests import ChatRequest, DocumentRequest, Given
-from engine_adapter.rag_server.settings import Settings
-from engine_adapter.rag_server.work import Generation, Work
+from engine_adapter.rag_server.settings import EndpointSettings
+from engine_adapter.rag_server.work import CallQueue, Generation
+from engine_adapter.transformers.timing import StopWhen
 from kvdb.errors import KvdbError
 
 OPEN = frozenset({"/health"})
@@ -38,11 +38,11 @@ G = TypeVar("G", bound=Given)
 class Endpoint:
     """The routes over an engine that chats, which the caller keeps."""
 
-    def __init__(self, engine: RagEngine, settings: Settings) -> None:
+    def __init__(self, engine: RagEngine, settings: EndpointSettings) -> None:
         self._engine = engine
         self._settings = settings
-        self._answers = Work(1, settings.waiting_max, "kvdb-rag-answer")
-        self._documents = Work(DOCUMENT_THREADS, settings.waiting_max, "kvdb-rag-document")
+        self._answers = CallQueue(1, settings.waiting_max, "kvdb-rag-answer")
+        self._documents = CallQueue(DOCUMENT_THREADS, settings.waiting_max, "kvdb-rag-document")
         self._started = int(time.time())
 
     def app(self) -> Starlette:
@@ -60,7 +60,7 @@ class Endpoint:
                 Route(documents + "/{doc_id:path}", self._put, methods=["PUT"]),
                 Route(documents + "/{doc_id:path}", self._delete, methods=["DELETE"]),
             ],
-            middleware=[Middleware(TokenCheck, token=token)] if token else [],
+            middleware=[Middleware(BearerCheck, token=token)] if token else [],
             exception_handlers={
                 KvdbError: lambda _, error: _failed(failure_of(error)),
                 HTTPException: lambda _, error: _failed(_of_http(error)),
@@ -103,6 +103,8 @@ class Endpoint:
     def _ask(self, asked: ChatRequest, new_tokens: int, give: Callable[[str], object], stop: Event) -> Answer:
         if asked.seed is not None:
             torch.manual_seed(asked.seed)
+        positions = self._engine.positions  # transformers' own limit would take the place of max_new_tokens
+        ends = [StopWhen(lambda _: stop.is_set()), StopWhen(lambda ids: ids.shape[1] >= positions)]
         try:
             return self._engine.chat(
                 asked.chat,
@@ -110,7 +112,7 @@ class Endpoint:
                 recompute=asked.recompute,
                 max_new_tokens=new_tokens,
                 stream=give,
-                stopping_criteria=StoppingCriteriaList([Stop(stop), Full(self._engine.positions)]),
+                stopping_criteria=StoppingCriteriaList(ends),
                 **asked.sampling,
             )
         finally:
@@ -171,7 +173,7 @@ class Endpoint:
             raise invalid(error) from None
 
 
-class TokenCheck:
+class BearerCheck:
     """ASGI middleware that wants a bearer token, and compares it in constant time."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Any], token: str) -> None:
@@ -201,14 +203,3 @@ def _of_http(error: HTTPException) -> Failure:
 def _failed(failure: Failure) -> Response:
     content = json.dumps(failure.body).encode()
     return Response(content, failure.status, media_type="application/json")
-
-
-class Full(StoppingCriteria):
-    """transformers' own criterion would take the place of the one that `max_new_tokens` makes."""
-
-    def __init__(self, positions: int) -> None:
-        self._positions = positions
-
-    def __call__(self, input_ids: torch.Tensor, *_given: Any, **_named: Any) -> torch.Tensor:
-        full = input_ids.shape[1] >= self._positions
-        return torch.full((input_ids.shape[0],), full, dtype=torch.bool, device=input_ids.device)

@@ -5,13 +5,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kvdb.commands.arguments import sentence, text
+from kvdb.commands.arguments import Subparsers, add_command, text
 from kvdb.errors import ConfigError, Unsupported
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 TOKEN = "KVDB_RAG_TOKEN"  # noqa: S105  # the name of a variable
 PORT = 7780
@@ -19,16 +15,15 @@ GRACE_SECONDS = 10.0
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `rag` to the `kvdb` command, and `serve` to that."""
-    about = "answers from documents whose KV lies in kvdb"
-    parser = commands.add_parser("rag", help=about, description=sentence(about))
+    parser = add_command(commands, "rag", "answers from documents whose KV lies in kvdb")
     _add_serve(parser.add_subparsers(metavar="serve", title="commands", required=True))
 
 
-def _add_serve(commands: "Subparsers") -> None:
+def _add_serve(commands: Subparsers) -> None:
     what = "answer chats from documents, over HTTP, as OpenAI's clients ask"
-    parser = commands.add_parser("serve", help=what, description=sentence(f"{what}, until SIGTERM"))
+    parser = add_command(commands, "serve", what, _run, more=", until SIGTERM.")
     parser.add_argument("--model", metavar="FOLDER", required=True, help="a model and its tokenizer, as transformers saves them")
     parser.add_argument(
         "--target", required=True, help="where documents lie: the folder of a store, or a server kvdb://HOST:PORT"
@@ -51,7 +46,6 @@ def _add_serve(commands: "Subparsers") -> None:
         "--grace-seconds", type=_seconds, default=GRACE_SECONDS, help="that answers have after SIGTERM (default %(default)g)"
     )
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: as they are saved)")
-    parser.set_defaults(run=_run)
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -60,7 +54,7 @@ def _run(given: argparse.Namespace) -> int:
 
         from engine_adapter.rag import RagEngine
         from engine_adapter.rag_server.serve import listen, run
-        from engine_adapter.rag_server.settings import Settings
+        from engine_adapter.rag_server.settings import EndpointSettings
     import kvdb
     import kvdb.config as configuration
 
@@ -68,7 +62,7 @@ def _run(given: argparse.Namespace) -> int:
     if not (folder / "config.json").is_file():
         raise ConfigError(f"no model is in {given.model}; expected a folder with config.json, weights and tokenizer")
     alias = folder.absolute().name
-    settings = Settings(given.name or alias, alias, _token(given.token_file), given.max_tokens, given.waiting_max)
+    settings = EndpointSettings(given.name or alias, alias, _token(given.token_file), given.max_tokens, given.waiting_max)
     remote = "://" in given.target
     target_token = (configuration.load().server.token if given.target_token is None else given.target_token) if remote else ""
     with listen(given.host, given.port, settings.token) as listening, kvdb.connect(given.target, token=target_token) as db:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -11,7 +11,6 @@ from uuid import uuid4
 from engine_adapter.rag import Answer, Usage
 from engine_adapter.rag_server.errors import failure_of
 from engine_adapter.rag_server.requests import ChatRequest
-from engine_adapter.rag_server.stops import StopText
 from engine_adapter.rag_server.work import Generation
 from kvdb.errors import KvdbError
 
@@ -20,6 +19,34 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Finish = Callable[[Answer], str]
 """Says why an answer ended: "stop" or "length"."""
+
+
+class StopText:
+    """Hands on a text up to the first of some sequences, no part of which comes out.
+
+    found: whether one of them has come.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.found = False
+
+    def add(self, piece: str) -> str:
+        """What can be handed on now; the rest may be the beginning of a sequence."""
+        text = self._held + piece
+        begins = [begin for stop in self._stops if (begin := text.find(stop)) >= 0]
+        if begins:
+            self.found, self._held = True, ""
+            return text[: min(begins)]
+        kept = max((_begun(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - kept :]
+        return text[: len(text) - kept]
+
+    def rest(self) -> str:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held
 
 
 class Completion:
@@ -136,3 +163,8 @@ async def _send(send: Send, said: Mapping[str, Any]) -> None:
 
 async def _data(send: Send, text: str) -> None:
     await send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": True})
+
+
+def _begun(text: str, stop: str) -> int:
+    """How many characters at the end of a text are the beginning of a sequence."""
+    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

@@ -10,7 +10,7 @@ import uvicorn
 
 from engine_adapter.rag import RagEngine
 from engine_adapter.rag_server.app import Endpoint
-from engine_adapter.rag_server.settings import Settings
+from engine_adapter.rag_server.settings import EndpointSettings
 from kvdb.errors import ConfigError
 from kvdb.version import __version__
 
@@ -38,7 +38,7 @@ def listen(host: str, port: int, token: str) -> socket.socket:
         ) from None
 
 
-def run(engine: RagEngine, settings: Settings, listening: socket.socket, grace_seconds: float) -> int:
+def run(engine: RagEngine, settings: EndpointSettings, listening: socket.socket, grace_seconds: float) -> int:
     """Answer until SIGTERM or SIGINT; the exit status. Answers under way have `grace_seconds` then, and end at their next token
     after that. Prints one line when clients may come. A second signal ends the process at once. For the main thread."""
     told = Event()

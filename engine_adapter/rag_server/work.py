@@ -15,7 +15,7 @@ Ask = Callable[[Callable[[str], object], Event], Answer]
 """Answers, and hands on each piece of text; ends at the next token once the event is set."""
 
 
-class Work:
+class CallQueue:
     """Threads and what waits for them. Thread-safe."""
 
     def __init__(self, threads: int, waiting_max: int, name: str) -> None:
@@ -72,9 +72,9 @@ class Work:
 
 
 class Generation:
-    """An answer under way. For one asyncio loop, in which it is made. Raises what `Work.submit` raises."""
+    """An answer under way. For one asyncio loop, in which it is made. Raises what `CallQueue.submit` raises."""
 
-    def __init__(self, work: Work, ask: Ask) -> None:
+    def __init__(self, work: CallQueue, ask: Ask) -> None:
         self._work = work
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()

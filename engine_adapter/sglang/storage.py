@@ -106,12 +106,7 @@ class KvdbStorage(HiCacheStorage):  # type: ignore[misc]  # without sglang its b
             return self._each(keys, host_indices, lambda single, key, indices: single.write([key], 0, indices))
         return [_or(False, lambda: store.write(chain(before, keys), len(before), host_indices))] * len(keys)
 
-    def get(
-        self,
-        key: str,
-        target_location: Tensor | None = None,
-        target_sizes: Any = None,
-    ) -> Tensor | None:
+    def get(self, key: str, target_location: Tensor | None = None, target_sizes: Any = None) -> Tensor | None:
         """The page of a key, flat, in the pool's layout: `target_location`, or a new tensor. None for one that is not stored."""
         if self._single is None or self._pages is None:
             return None

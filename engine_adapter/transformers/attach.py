@@ -1,20 +1,28 @@
-"""`attach`: a transformers model and a database, for the time of a `with`."""
+"""`attach`: a transformers model and a database, for the time of a `with`.
+
+A few tokens go through the model first, because what a layer does between its cache and the attention function is known only when
+it runs; its config does not say it.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 import kvdb
 from engine_adapter.base import check_client
 from engine_adapter.transformers.attention import Attached, register
+from engine_adapter.transformers.cache import SessionBatch, SessionLayer
 from engine_adapter.transformers.engine import TransformersEngine
 from engine_adapter.transformers.spec import spec_of
-from engine_adapter.transformers.support import text_config
-from engine_adapter.transformers.trial import check_attention
-from kvdb.errors import InvalidArgument
+from engine_adapter.transformers.support import text_config, windows_of
+from kvdb.errors import InvalidArgument, Unsupported
+from query_optimizer.query_options import NO_OPTIONS
 
 PIECE_TOKENS = 1024
+TRIAL_TOKENS = 2
 
 
 @contextmanager
@@ -46,3 +54,55 @@ def attach(model: PreTrainedModel, db: kvdb.Client, *, piece_tokens: int = PIECE
         name.models.discard(id(model))
         if not name.models:
             config._attn_implementation_internal = name.before
+
+
+def check_attention(model: PreTrainedModel, spec: kvdb.ModelSpec) -> None:
+    """Raises Unsupported, naming the layer, for an attached model one of whose layers asks for other attention than kvdb
+    computes, or does not ask for any. It takes as long as a step of decoding; no database has part in it."""
+    batch = SessionBatch(spec, [], NO_OPTIONS)
+    layers = [_TrialLayer(number, batch, window) for number, window in enumerate(windows_of(model))]
+    ids = torch.zeros(1, TRIAL_TOKENS, dtype=torch.long, device=model.device)
+    with _evaluating(model), torch.no_grad():
+        model.get_decoder()(input_ids=ids, past_key_values=Cache(layers=list(layers)), use_cache=True)
+    batch.check_answered()
+    for layer in layers:
+        if not layer.length:
+            raise Unsupported(
+                f"layer {layer.number} of {type(model).__name__} does not put its keys into its cache; kvdb works with models "
+                "of which every layer does"
+            )
+
+
+class _TrialLayer(SessionLayer):
+    """A layer over no session, whose answers are zero."""
+
+    def __init__(self, number: int, batch: SessionBatch, window: int | None) -> None:
+        super().__init__(number, batch, 0)
+        self.window = window
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
+        self._check_asked(k, v, scaling)
+        spec = self.batch.spec
+        heads = {"queries": (q, spec.q_heads), "keys": (k, spec.kv_heads), "values": (v, spec.kv_heads)}
+        for name, (states, expected) in heads.items():
+            if (states.shape[1], states.shape[3]) != (expected, spec.head_dim):
+                raise Unsupported(
+                    f"layer {self.number} has {name} of {states.shape[1]} heads of {states.shape[3]} dimensions; expected "
+                    f"{expected} heads of {spec.head_dim}, as the model's config says, in every layer"
+                )
+        self.batch.waiting = None
+        self.length += k.shape[2]
+        return torch.zeros_like(q).transpose(1, 2).contiguous()
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """No part of the model is in training mode for the time of the `with`, so that no dropout draws random numbers."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -41,7 +40,7 @@ class Row:
     unstored: int | None = None
 
 
-class Batch:
+class SessionBatch:
     """The state that the layers of one cache share.
 
     options: which tokens are read. db: answers all rows in one call; None to answer each row by itself, as for a single row.
@@ -73,7 +72,7 @@ class SessionLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self, number: int, batch: Batch, length: int) -> None:
+    def __init__(self, number: int, batch: SessionBatch, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.number = number
         self.batch = batch
@@ -164,7 +163,7 @@ class SessionLayer(CacheLayerMixin):
             raise Unsupported(f"layer {self.number} scales its scores by {scale}; expected {spec.softmax_scale}, as in the spec")
 
 
-MakeLayer = Callable[[int, Batch, int], SessionLayer]
+MakeLayer = Callable[[int, SessionBatch, int], SessionLayer]
 """Called as (number, batch, length) for each layer of a cache."""
 
 
@@ -184,7 +183,7 @@ class SessionCache(Cache):
         db: kvdb.Client | None = None,
         make: MakeLayer = SessionLayer,
     ) -> None:
-        self._batch = Batch(spec, list(rows), options, db)
+        self._batch = SessionBatch(spec, list(rows), options, db)
         self._session_layers = [make(number, self._batch, length) for number in range(spec.layers)]
         super().__init__(layers=list(self._session_layers))
 
@@ -240,7 +239,7 @@ class SessionCache(Cache):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _set_length(self, length: int) -> None:

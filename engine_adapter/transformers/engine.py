@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from typing import Any, NoReturn, Unpack
 
@@ -19,10 +18,9 @@ from engine_adapter.transformers.decode_stats import counters_of, decode_stats
 from engine_adapter.transformers.exchange import checked_cache, exported
 from engine_adapter.transformers.held_cache import HeldCache, held_in
 from engine_adapter.transformers.keep import Names, check_free, keep_answers, names_of
-from engine_adapter.transformers.new_columns import only_new_columns
 from engine_adapter.transformers.options import answer_tokens, beams_of, check_mode, drafts, settings_of
-from engine_adapter.transformers.prefill import prefill
-from engine_adapter.transformers.prompts import Prompt, Prompts, as_row, one_of, prompts_of
+from engine_adapter.transformers.prefill import only_new_columns, prefill
+from engine_adapter.transformers.prompts import PromptBatch, PromptRow, as_row, one_of, prompts_of
 from engine_adapter.transformers.recompute import recompute as recomputed
 from engine_adapter.transformers.support import (
     check_dropout,
@@ -178,7 +176,7 @@ class TransformersEngine:
             prefill(self._model, session, tokens, self._piece_tokens, progress)
             prefilled = perf_counter()
             context = self._db.store(session, name=name, **retention)
-            self.last = self._report(session, [Prompt(tokens)], (session.reused,), Times(started, prefilled))
+            self.last = self._report(session, [PromptRow(tokens)], (session.reused,), Times(started, prefilled))
         return context
 
     def store_chunk(
@@ -219,13 +217,13 @@ class TransformersEngine:
             prefill(self._model, session, everything, self._piece_tokens, progress)
             prefilled = perf_counter()
             context = self._db.store(session, name=name, tokens=everything, chunk=True, **retention)
-            self.last = self._report(session, [Prompt(tokens)], (0,), Times(started, prefilled))
+            self.last = self._report(session, [PromptRow(tokens)], (0,), Times(started, prefilled))
         return context
 
     def _report(
         self,
         session: kvdb.Session,
-        prompts: list[Prompt],
+        prompts: list[PromptRow],
         reused: tuple[int, ...],
         times: Times,
         options: kvdb.QueryOptions = NO_OPTIONS,
@@ -242,7 +240,7 @@ class TransformersEngine:
             explain=session.explain(self._full[-1] if self._full else self.spec.layers - 1, options=options),
         )
 
-    def _checked(self, prompts: Prompts) -> Prompts:
+    def _checked(self, prompts: PromptBatch) -> PromptBatch:
         for prompt in prompts.rows:
             check_positions(self._model, len(prompt.tokens))
             check_padding(self._model, prompt.padding, prompt.padding_end)
@@ -250,28 +248,29 @@ class TransformersEngine:
 
     def _begin(
         self,
-        given: Prompts | Iterable[Any],
+        given: PromptBatch | Iterable[Any],
         recompute: Recompute,
         query: kvdb.QueryOptions,
         settings: GenerationConfig,
         held: HeldCache | None,
         stack: ExitStack,
-    ) -> tuple[SessionCache, Prompts, tuple[int, ...], Blend | None]:
+    ) -> tuple[SessionCache, PromptBatch, tuple[int, ...], Blend | None]:
         """Bring prompts, or one of parts, into sessions, up to the last token of each; how many tokens of each were found."""
         expected = answer_tokens(settings) if held is None else None  # nobody knows how long a chat goes on
-        if not isinstance(given, Prompts):
+        if not isinstance(given, PromptBatch):
             session = stack.enter_context(self._db.create_session(self.spec, parts=given, expected_tokens=expected))
             prompts, row, blend = self._lay_out(session, recompute, query)
             parts_cache = stack.enter_context(SessionCache(self.spec, [row], prompts.ids.shape[1] - 1, query, self._db))
             return parts_cache, prompts, (row.session.reused,), blend
         cache = stack.enter_context(HeldCache(self.spec, self._db, self._layers)) if held is None else held
         cache.check_serves(self.spec, self._db, len(given.rows))
-        return cache, given, cache.go_to(given.rows, query, partial(self._fill, query), expected), None
 
-    def _fill(self, options: kvdb.QueryOptions, session: kvdb.Session, tokens: torch.Tensor, begin: int) -> None:
-        prefill(self._model, session, tokens, self._piece_tokens, options=options, begin=begin)
+        def fill(session: kvdb.Session, tokens: torch.Tensor, begin: int) -> None:
+            prefill(self._model, session, tokens, self._piece_tokens, options=query, begin=begin)
 
-    def _lay_out(self, session: kvdb.Session, recompute: Recompute, options: kvdb.QueryOptions) -> tuple[Prompts, Row, Blend]:
+        return cache, given, cache.go_to(given.rows, query, fill, expected), None
+
+    def _lay_out(self, session: kvdb.Session, recompute: Recompute, options: kvdb.QueryOptions) -> tuple[PromptBatch, Row, Blend]:
         """A session over parts, recomputed and filled up to the last token, which `generate` puts through the model to have its
         logits."""
         started = perf_counter()
@@ -284,7 +283,7 @@ class TransformersEngine:
         self._token_seconds = done.token_seconds or self._token_seconds
         blend = Blend(done.reused, done.recomputed, done.fresh, done.choice, perf_counter() - started, done.deviation)
         prefill(self._model, session, tokens[:-1], self._piece_tokens, options=options)
-        return Prompts(tokens[None], None, [Prompt(tokens)]), Row(session), blend
+        return PromptBatch(tokens[None], None, [PromptRow(tokens)]), Row(session), blend
 
     def _check_ready(self) -> None:
         name = text_config(self._model)._attn_implementation

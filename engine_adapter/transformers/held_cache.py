@@ -8,7 +8,7 @@ import torch
 
 import kvdb
 from engine_adapter.transformers.cache import MakeLayer, Row, SessionCache
-from engine_adapter.transformers.prompts import Prompt
+from engine_adapter.transformers.prompts import PromptRow
 from kvdb.errors import InvalidArgument, Unsupported
 from query_optimizer.query_options import NO_OPTIONS
 
@@ -37,7 +37,7 @@ class HeldCache(SessionCache):
             raise InvalidArgument(f"past_key_values= holds {len(self._held)} rows, the prompt has {rows}; expected as many")
 
     def go_to(
-        self, prompts: list[Prompt], options: kvdb.QueryOptions, fill: Fill, expected_tokens: int | None = None
+        self, prompts: list[PromptRow], options: kvdb.QueryOptions, fill: Fill, expected_tokens: int | None = None
     ) -> tuple[int, ...]:
         """Hold all of each prompt but its last column. Returns how many tokens of each were not computed. expected_tokens: of the
         answers, None where nobody knows.
@@ -62,7 +62,7 @@ class HeldCache(SessionCache):
         self._set_length(columns.pop() - 1)
         return tuple(reused)
 
-    def went_on(self, prompts: list[Prompt], answers: torch.Tensor) -> None:
+    def went_on(self, prompts: list[PromptRow], answers: torch.Tensor) -> None:
         """Note what the model has read: the prompts, and the tokens behind them, int64 `[rows, n]`."""
         pairs = zip(prompts, answers, strict=True)
         self._held = [torch.cat([prompt.tokens, answer.to(prompt.tokens.device)]) for prompt, answer in pairs]
@@ -81,7 +81,7 @@ class HeldCache(SessionCache):
         self.close()
         self._batch.rows, self._held = [], []
 
-    def _stand_on(self, i: int, prompt: Prompt, expected_tokens: int | None) -> int:
+    def _stand_on(self, i: int, prompt: PromptRow, expected_tokens: int | None) -> int:
         """Make row i hold what it shares with its prompt, and no more. Returns the number of these tokens."""
         batch, known = self._batch, prompt.known
         common = shared_tokens(self._held[i], known) if i < len(self._held) else 0
@@ -103,7 +103,7 @@ class HeldCache(SessionCache):
         return common
 
 
-def row_of(session: kvdb.Session, prompt: Prompt) -> Row:
+def row_of(session: kvdb.Session, prompt: PromptRow) -> Row:
     """The row of a batch in which a session holds all of a prompt but its last column."""
     columns = len(prompt.tokens) + prompt.padding
     return Row(session, prompt.padding, prompt.padding_end, columns - 1 if prompt.ends_in_padding else None)

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 
 import kvdb
 from engine_adapter.transformers.options import beams_of
-from engine_adapter.transformers.prompts import Prompts, end_tokens
+from engine_adapter.transformers.prompts import PromptBatch, end_tokens
 from kvdb.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
 
 Names = Sequence[str | None]
@@ -50,7 +50,7 @@ def keep_answers(
     db: kvdb.Client,
     names: Names,
     sessions: Sequence[kvdb.Session],
-    prompts: Prompts,
+    prompts: PromptBatch,
     sequences: torch.Tensor,
     settings: GenerationConfig,
 ) -> None:

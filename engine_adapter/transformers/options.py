@@ -7,7 +7,7 @@ from typing import Any
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.configuration_utils import GenerationMode
 
-from engine_adapter.transformers.prompts import Prompts
+from engine_adapter.transformers.prompts import PromptBatch
 from kvdb.client.known_keywords import meant
 from kvdb.client.query_keywords import QueryKeywords
 from kvdb.errors import Unsupported
@@ -70,7 +70,7 @@ def drafts(settings: GenerationConfig, assistant: PreTrainedModel | None) -> boo
     return bool(settings.get_generation_mode(assistant) == GenerationMode.ASSISTED_GENERATION)
 
 
-def check_mode(settings: GenerationConfig, prompts: Prompts | None, *, drafted: bool, held: bool) -> None:
+def check_mode(settings: GenerationConfig, prompts: PromptBatch | None, *, drafted: bool, held: bool) -> None:
     """Raises Unsupported where a mode and its prompts do not go together. prompts: None for one prompt of parts. drafted: as
     `drafts` says. held: whether a cache is given to go on with."""
     if held and prompts is None:

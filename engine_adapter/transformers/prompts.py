@@ -12,7 +12,7 @@ from kvdb.errors import DtypeError, InvalidArgument, ShapeError
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptRow:
     """One row. tokens: int64 `[n]`, without padding; padding: the number of columns without a token; padding_end: the column
     behind the last of these, 0 without any."""
 
@@ -31,15 +31,15 @@ class Prompt:
         return self.tokens if self.ends_in_padding else self.tokens[:-1]
 
 
-class Prompts(NamedTuple):
+class PromptBatch(NamedTuple):
     """A batch, int64 `[rows, columns]`, its mask as transformers takes it, and its rows."""
 
     ids: torch.Tensor
     mask: torch.Tensor | None
-    rows: list[Prompt]
+    rows: list[PromptRow]
 
 
-def prompts_of(input_ids: Any, attention_mask: Any, settings: GenerationConfig) -> Prompts:
+def prompts_of(input_ids: Any, attention_mask: Any, settings: GenerationConfig) -> PromptBatch:
     """The prompts of the batch that `generate` is given; if no ids are given, each row begins with the token that begins a text.
 
     Raises what `as_batch` and `rows_of` raise, and InvalidArgument where there is nothing to begin with.
@@ -53,7 +53,7 @@ def prompts_of(input_ids: Any, attention_mask: Any, settings: GenerationConfig) 
         input_ids = torch.full((1 if mask is None else mask.shape[0], 1), settings.bos_token_id)
     ids = as_batch(input_ids)
     mask = inferred_mask(ids, settings) if mask is None else mask
-    return Prompts(ids, mask, rows_of(ids, mask))
+    return PromptBatch(ids, mask, rows_of(ids, mask))
 
 
 def as_batch(input_ids: Any) -> torch.Tensor:
@@ -94,14 +94,14 @@ def end_tokens(settings: GenerationConfig) -> list[int]:
     return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
 
-def rows_of(ids: torch.Tensor, mask: torch.Tensor | None) -> list[Prompt]:
+def rows_of(ids: torch.Tensor, mask: torch.Tensor | None) -> list[PromptRow]:
     """The prompts of a batch; mask: 0 where a column is padding, shaped like ids, None for no padding.
 
     Padding may stand anywhere; a token's position is the number of tokens before it, as transformers counts. Raises ShapeError
     for a mask of another shape, InvalidArgument for a row without tokens.
     """
     if mask is None:
-        return [Prompt(row) for row in ids]
+        return [PromptRow(row) for row in ids]
     if mask.shape != ids.shape:
         raise ShapeError(f"attention_mask has the shape {tuple(mask.shape)}; expected {tuple(ids.shape)}, as input_ids have")
     real = mask.to(ids.device).bool()
@@ -111,7 +111,7 @@ def rows_of(ids: torch.Tensor, mask: torch.Tensor | None) -> list[Prompt]:
         if not len(tokens):
             raise InvalidArgument(f"row {number} is all padding; expected at least one token to go on from")
         empty = (~here).nonzero()
-        prompts.append(Prompt(tokens, len(row) - len(tokens), int(empty[-1]) + 1 if len(empty) else 0))
+        prompts.append(PromptRow(tokens, len(row) - len(tokens), int(empty[-1]) + 1 if len(empty) else 0))
     return prompts
 
 

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 import kvdb
-from engine_adapter.recompute import Pass, Recomputed, Selection
-from engine_adapter.transformers.cache import Batch, Row, SessionLayer
+from engine_adapter.recompute import LayerEnded, Pass, Recomputed, SelectedTokens
+from engine_adapter.transformers.cache import Row, SessionBatch, SessionLayer
 from engine_adapter.transformers.support import decoder_layers
 from kvdb.blend.strategies import Recompute
 from kvdb.errors import Unsupported
@@ -34,7 +34,7 @@ def recompute(
     `Session.overlay` raises; the session is then unfinished.
     """
     started = perf_counter()
-    selection = Selection(session, options, token_seconds)
+    selection = SelectedTokens(session, options, token_seconds)
     if selection.entering.any():
         _Run(session, Pass(session, selection)).through(model)
     return selection.result(session, started)
@@ -44,19 +44,10 @@ class _Done(Exception):
     """Ends the model's forward pass: the last layer's keys and values are in the session, and its output is not needed."""
 
 
-class _Probed(Exception):
-    """Ends a layer once its keys and values, `[1, kv_heads, n, head_dim]`, are computed."""
-
-    def __init__(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        super().__init__()
-        self.k = k
-        self.v = v
-
-
 class _Layer(SessionLayer):
     """A layer of the cache whose tokens stand at any positions before the tail."""
 
-    def __init__(self, number: int, batch: Batch, run: "_Run") -> None:
+    def __init__(self, number: int, batch: SessionBatch, run: "_Run") -> None:
         super().__init__(number, batch, 0)
         self._run = run
 
@@ -64,7 +55,7 @@ class _Layer(SessionLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self._run.probing:
-            raise _Probed(key_states, value_states)
+            raise LayerEnded(key_states[0], value_states[0])
         return super().update(key_states, value_states, *args, **kwargs)
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -83,7 +74,7 @@ class _Run:
 
     def through(self, model: PreTrainedModel) -> None:
         """Put the tokens through the model's layers. Raises Unsupported for layers that cannot be run on some tokens."""
-        batch = Batch(self._session.spec, [Row(self._session)], NO_OPTIONS)
+        batch = SessionBatch(self._session.spec, [Row(self._session)], NO_OPTIONS)
         cache = Cache(layers=[_Layer(number, batch, self) for number in range(self._session.spec.layers)])
         ids = torch.from_numpy(self._pass.tokens).to(model.device)
         positions = torch.from_numpy(self._pass.positions).to(model.device)
@@ -116,7 +107,7 @@ class _Run:
                 return (hidden, *rest), kwargs
             probed = self._probe(number, module, (hidden, *rest), kwargs)
             before = len(self._kept)
-            going = self._pass.keep(number, probed.k[0], probed.v[0])
+            going = self._pass.keep(number, probed.k, probed.v)
             if not len(going):  # no later layer computes any token
                 raise _Done
             self._kept = self._kept[going]
@@ -125,12 +116,12 @@ class _Run:
 
         return hook
 
-    def _probe(self, number: int, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Probed:
+    def _probe(self, number: int, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LayerEnded:
         """The keys and values of a layer for all its tokens."""
         self.probing = True
         try:
             module.forward(*args, **kwargs)
-        except _Probed as probed:
+        except LayerEnded as probed:
             return probed
         finally:
             self.probing = False

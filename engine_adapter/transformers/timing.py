@@ -1,5 +1,6 @@
-"""When a call of `generate` or `store` reached which point."""
+"""When a call of `generate` or `store` reached which point, and when a generation ends."""
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -15,19 +16,30 @@ class Times(NamedTuple):
     first_token: float | None = None
 
 
-class FirstToken(StoppingCriteria):
-    """A stopping criterion that never stops; it notes when the first new token was there."""
+class StopWhen(StoppingCriteria):
+    """Ends a generation when `says` is true of its tokens so far, int64 `[rows, n]`."""
+
+    def __init__(self, says: Callable[[torch.Tensor], bool]) -> None:
+        self._says = says
+
+    def __call__(self, input_ids: torch.Tensor, *_given: Any, **_named: Any) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), self._says(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+class FirstToken:
+    """Notes when the first new token of a generation was there."""
 
     def __init__(self) -> None:
         self.first: float | None = None
 
     @classmethod
     def among(cls, options: dict[str, Any]) -> "FirstToken":
-        """A FirstToken that is added to the criteria in these options."""
+        """A FirstToken that is added to the criteria in these options, and never ends the generation."""
         clock = cls()
-        options["stopping_criteria"] = StoppingCriteriaList([*(options.get("stopping_criteria") or ()), clock])
+        given = options.get("stopping_criteria") or ()
+        options["stopping_criteria"] = StoppingCriteriaList([*given, StopWhen(clock._note)])
         return clock
 
-    def __call__(self, input_ids: torch.Tensor, *_given: Any, **_named: Any) -> torch.Tensor:
+    def _note(self, _: torch.Tensor) -> bool:
         self.first = self.first or perf_counter()
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+        return False

@@ -4,13 +4,11 @@ Its session holds the whole context, as that of any layer, so that others can go
 asked, because what a query sees is a few tokens, which the layer keeps beside the model.
 """
 
-from functools import partial
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from engine_adapter.transformers.cache import Batch, MakeLayer, Row, SessionLayer
+from engine_adapter.transformers.cache import MakeLayer, Row, SessionBatch, SessionLayer
 from engine_adapter.transformers.support import windows_of
 
 
@@ -21,7 +19,7 @@ class WindowLayer(SessionLayer):
     Padding stands before the tokens of each row.
     """
 
-    def __init__(self, number: int, batch: Batch, length: int, window: int) -> None:
+    def __init__(self, number: int, batch: SessionBatch, length: int, window: int) -> None:
         super().__init__(number, batch, length)
         self.window = window
         self._seen_before = window - 1
@@ -90,9 +88,10 @@ class WindowLayer(SessionLayer):
 
 def layers_of(model: PreTrainedModel) -> MakeLayer:
     """What makes the layers of a model's cache."""
-    return partial(_make, windows_of(model))
+    windows = windows_of(model)
 
+    def make(number: int, batch: SessionBatch, length: int) -> SessionLayer:
+        window = windows[number]
+        return SessionLayer(number, batch, length) if window is None else WindowLayer(number, batch, length, window)
 
-def _make(windows: tuple[int | None, ...], number: int, batch: Batch, length: int) -> SessionLayer:
-    window = windows[number]
-    return SessionLayer(number, batch, length) if window is None else WindowLayer(number, batch, length, window)
+    return make

@@ -12,10 +12,10 @@ from torch import Tensor
 import kvdb
 from engine_adapter.contexts import ModelContexts
 from engine_adapter.vllm.attention_options import AttentionOptions
-from engine_adapter.vllm.layout import BlockLayout
+from engine_adapter.vllm.layout import PackedLayout
 from engine_adapter.vllm.log import LOG
 from engine_adapter.vllm.presence import Presence
-from engine_adapter.vllm.requests import Decode
+from engine_adapter.vllm.requests import Decoding
 from kvdb.errors import KvdbError
 
 Behind = Callable[[Callable[[], kvdb.Session]], "Future[kvdb.Session]"]
@@ -42,7 +42,7 @@ class _Running:
 
 @dataclass(frozen=True)
 class _Row:
-    decode: Decode
+    decode: Decoding
     running: _Running
     session: kvdb.Session
 
@@ -57,7 +57,7 @@ class Answers:
     def __init__(
         self,
         contexts: ModelContexts,
-        layout: BlockLayout,
+        layout: PackedLayout,
         caches: Mapping[int, Tensor],
         options: AttentionOptions,
         behind: Behind,
@@ -75,7 +75,7 @@ class Answers:
         self._answered: list[_Row] = []
         self._batch: tuple[BatchMetadata, Any] | None = None
 
-    def begin(self, decodes: Sequence[Decode], ended: frozenset[str]) -> None:
+    def begin(self, decodes: Sequence[Decoding], ended: frozenset[str]) -> None:
         """Begin a step. The sessions of requests that ended are closed; those of requests that are new are opened behind what
         waits to be stored, and answer from a later step on."""
         for name in ended:
@@ -122,7 +122,7 @@ class Answers:
         for name in tuple(self._running):
             self._close(name)
 
-    def _row(self, decode: Decode) -> _Row | None:
+    def _row(self, decode: Decoding) -> _Row | None:
         """What answers a request in this step; None where its session is not open yet, or it is left to vLLM."""
         name = decode.request
         running = self._running.get(name)
@@ -192,7 +192,7 @@ class Answers:
                 running.session.close()
 
 
-def place(batch: BatchMetadata, decodes: Sequence[Decode], block_size: int) -> list[int | None]:
+def place(batch: BatchMetadata, decodes: Sequence[Decoding], block_size: int) -> list[int | None]:
     """The row of each request in a batch, None where there is none of exactly its blocks and tokens. Requests share the blocks of
     a common prefix, but never the block of their last token."""
     table, lengths = batch.block_table, batch.seq_lens
@@ -202,7 +202,7 @@ def place(batch: BatchMetadata, decodes: Sequence[Decode], block_size: int) -> l
     return [_checked(last, table, lengths, decode, block_size) for decode in decodes]
 
 
-def _checked(last: Mapping[int, int], table: Tensor, lengths: Tensor, decode: Decode, block_size: int) -> int | None:
+def _checked(last: Mapping[int, int], table: Tensor, lengths: Tensor, decode: Decoding, block_size: int) -> int | None:
     needed = decode.computed // block_size + 1
     if len(decode.blocks) < needed:
         return None

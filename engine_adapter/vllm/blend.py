@@ -13,10 +13,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerM
 
 import kvdb
 from engine_adapter.contexts import ModelContexts
-from engine_adapter.recompute import Pass, Recomputed, Selection
-from engine_adapter.vllm.blends import Blend, Result
+from engine_adapter.recompute import Pass, Recomputed, SelectedTokens
+from engine_adapter.vllm.blends import BlendLoad, Result
 from engine_adapter.vllm.decoder import Decoder
-from engine_adapter.vllm.layout import BlockLayout
+from engine_adapter.vllm.layout import PackedLayout
 from engine_adapter.vllm.log import LOG
 from engine_adapter.vllm.packing import attention_of
 from engine_adapter.vllm.presence import Presence
@@ -40,12 +40,7 @@ class Blending:
     computes what is not stored, and recomputes."""
 
     def __init__(
-        self,
-        contexts: ModelContexts,
-        layout: BlockLayout,
-        caches: Mapping[int, Tensor],
-        decoder: Decoder,
-        presence: Presence,
+        self, contexts: ModelContexts, layout: PackedLayout, caches: Mapping[int, Tensor], decoder: Decoder, presence: Presence
     ) -> None:
         self._contexts = contexts
         self._layout = layout
@@ -60,7 +55,7 @@ class Blending:
         vllm_config: Any,
         layers: Mapping[str, int],
         contexts: ModelContexts,
-        layout: BlockLayout,
+        layout: PackedLayout,
         caches: Mapping[int, Tensor],
         presence: Presence,
     ) -> "Self | None":
@@ -74,7 +69,7 @@ class Blending:
             return None
         return cls(contexts, layout, caches, decoder, presence)
 
-    def run(self, blends: Sequence[Blend]) -> frozenset[int]:
+    def run(self, blends: Sequence[BlendLoad]) -> frozenset[int]:
         """Lay prompts out, recompute them and put them into their blocks, before vLLM computes what stands behind them. Returns
         the blocks of those that failed, which vLLM computes anew."""
         failed: set[int] = set()
@@ -89,7 +84,7 @@ class Blending:
         results, self._results = self._results, {}
         return Results(results) if results else None
 
-    def _tried(self, blend: Blend) -> Result:
+    def _tried(self, blend: BlendLoad) -> Result:
         if self._presence.skips("loaded"):
             return {"refused": "the database is away"}
         try:
@@ -101,12 +96,12 @@ class Blending:
         self._presence.found()
         return result
 
-    def _blend(self, blend: Blend) -> Result:
+    def _blend(self, blend: BlendLoad) -> Result:
         load, began = blend.load, time.perf_counter()
         spec, salt = self._contexts.spec, load.salt
         computed = sum(self._ensure(load.tokens[start:stop], salt) for start, stop in blend.marked.spans)
         with self._contexts.db.create_session(spec, parts=self._parts(blend), salt=salt) as session:
-            selection = Selection(session, Recompute.of(blend.marked.ratio))
+            selection = SelectedTokens(session, Recompute.of(blend.marked.ratio))
             self._decoder.recompute(Pass(session, selection))
             done = selection.result(session, began)
             for layer, cache in self._caches.items():
@@ -114,7 +109,7 @@ class Blending:
                 self._layout.write(cache, load.blocks, load.start, (torch.as_tensor(k), torch.as_tensor(v)))
         return _result(done, len(load.tokens), computed)
 
-    def _parts(self, blend: Blend) -> list[kvdb.Context | Tokens]:
+    def _parts(self, blend: BlendLoad) -> list[kvdb.Context | Tokens]:
         """Documents, and the ids of what stands between them."""
         tokens, at = blend.load.tokens, 0
         parts: list[kvdb.Context | Tokens] = []

@@ -16,7 +16,7 @@ RESULT = "kvdb_blend"
 
 
 @dataclass(frozen=True)
-class Blend:
+class BlendLoad:
     """A prompt that a worker lays out, recomputes, and puts into vLLM's blocks. load: the tokens that vLLM is told are there; its
     tokens reach to the end of the last document."""
 
@@ -28,7 +28,7 @@ Result = dict[str, float | int | str]
 
 
 @dataclass
-class _Known:
+class _KnownBlend:
     tokens: Sequence[int]
     salt: str
     marked: Marked | None
@@ -42,8 +42,8 @@ class Blends:
     def __init__(self, options: BlendOptions | None, block_size: int) -> None:
         self._options = options
         self._block_size = block_size
-        self._known: dict[str, _Known] = {}
-        self._step: list[Blend] = []
+        self._known: dict[str, _KnownBlend] = {}
+        self._step: list[BlendLoad] = []
 
     def begin(self, request: Any, salt: str | None) -> None:
         """Look for documents in vLLM's new request, salt: whom it belongs to, None for one that kvdb leaves alone.
@@ -60,11 +60,11 @@ class Blends:
                 raise InvalidArgument("its model has a LoRA adapter, which vLLM applies in its own steps only")
         except InvalidArgument as error:
             LOG.warning("kvdb steps aside: %s is computed as one text: %s", request.request_id, error)
-            self._known[request.request_id] = _Known(tokens, salt, None, {"refused": str(error)})
+            self._known[request.request_id] = _KnownBlend(tokens, salt, None, {"refused": str(error)})
             return
         if marked is None:
             return
-        self._known[request.request_id] = _Known(tokens, salt, marked, {})
+        self._known[request.request_id] = _KnownBlend(tokens, salt, marked, {})
         request.cache_salt = f"kvdb blend {request.request_id}"
         request.block_hashes.clear()
         request.update_block_hashes()
@@ -88,9 +88,9 @@ class Blends:
         stop = known.start + external
         tokens = np.asarray(known.tokens[: known.marked.spans[-1][1]], np.int32)
         held = tuple(blocks[: -(-stop // self._block_size)])
-        self._step.append(Blend(Transfer(name, tokens, known.salt, known.start, stop, held), known.marked))
+        self._step.append(BlendLoad(Transfer(name, tokens, known.salt, known.start, stop, held), known.marked))
 
-    def take_step(self) -> tuple[Blend, ...]:
+    def take_step(self) -> tuple[BlendLoad, ...]:
         """What the worker blends in the step that was scheduled last."""
         step, self._step = tuple(self._step), []
         return step

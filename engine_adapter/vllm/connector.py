@@ -21,17 +21,16 @@ from engine_adapter.vllm.answers import Answers
 from engine_adapter.vllm.attention_layers import answer_layers
 from engine_adapter.vllm.attention_options import AttentionOptions
 from engine_adapter.vllm.blend import Blending, Results
-from engine_adapter.vllm.blends import Blend, Blends
+from engine_adapter.vllm.blends import BlendLoad, Blends
 from engine_adapter.vllm.events import Announcements, KvdbEvents, events_of
 from engine_adapter.vllm.identity import salt_of, spec_of_engine
 from engine_adapter.vllm.journal import Journal
 from engine_adapter.vllm.loads import BackgroundLoads, Filling, Loads
 from engine_adapter.vllm.log import LOG, join_vllm
-from engine_adapter.vllm.lookups import Lookups
 from engine_adapter.vllm.marks import BlendOptions
 from engine_adapter.vllm.metrics import KvdbMetrics, KvdbStats
 from engine_adapter.vllm.packing import block_size_of, layers_of, layout_of
-from engine_adapter.vllm.presence import Presence
+from engine_adapter.vllm.presence import Lookups, Presence
 from engine_adapter.vllm.requests import Requests, Step
 from engine_adapter.vllm.saves import Saves
 from engine_adapter.vllm.shared_client import acquire, release
@@ -49,7 +48,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # without vllm i
     """What the scheduler's side tells the worker's for one step."""
 
     step: Step
-    blends: tuple[Blend, ...] = ()
+    blends: tuple[BlendLoad, ...] = ()
 
 
 class KvdbConnector(KVConnectorBase_V1):  # type: ignore[misc]  # without vllm its base is not known

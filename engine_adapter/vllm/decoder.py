@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import kvdb
-from engine_adapter.recompute import Pass
+from engine_adapter.recompute import LayerEnded, Pass
 from kvdb.errors import Unsupported
 
 KNOWN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -20,15 +20,6 @@ EXACT = kvdb.QueryOptions(kvdb.Exact())
 
 Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of one layer: q, k, v after RoPE and its result are `[heads, n, head_dim]`."""
-
-
-class _Ended(Exception):
-    """Ends a layer whose keys and values, `[kv_heads, n, head_dim]`, are wanted alone."""
-
-    def __init__(self, k: Tensor, v: Tensor) -> None:
-        super().__init__()
-        self.k = k
-        self.v = v
 
 
 class Decoder:
@@ -77,23 +68,23 @@ class Decoder:
             def answer(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
                 out = going.attend(number, q, k, v)
                 if out is None:
-                    raise _Ended(k, v)
+                    raise LayerEnded(k, v)
                 return out
 
             try:
                 hidden, residual = self._run(number, positions, hidden, residual, answer)
-            except _Ended:
+            except LayerEnded:
                 return
 
     def _probe(self, number: int, positions: Tensor, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """The keys and values of a layer for all its tokens. The layer's norm writes into what it is given."""
 
         def answer(_q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            raise _Ended(k, v)
+            raise LayerEnded(k, v)
 
         try:
             self._run(number, positions, hidden.clone(), None if residual is None else residual.clone(), answer)
-        except _Ended as ended:
+        except LayerEnded as ended:
             return ended.k, ended.v
         raise Unsupported(f"layer {number} did not call its attention, so its tokens cannot be recomputed")
 

@@ -18,7 +18,7 @@ DIGIT = 256
 
 
 @dataclass(frozen=True)
-class BlockLayout:
+class PackedLayout:
     """Where each number of a block stands. A cache is a tensor whose first dimension counts blocks, each one run of memory.
 
     offsets: int64 `[2, kv_heads, block_size, head_dim]`, for keys and values, counted from the first number of a block.

@@ -10,7 +10,7 @@ from torch import Tensor
 import kvdb
 from engine_adapter.contexts import ModelContexts
 from engine_adapter.vllm.journal import Journal
-from engine_adapter.vllm.layout import BlockLayout
+from engine_adapter.vllm.layout import PackedLayout
 from engine_adapter.vllm.log import LOG
 from engine_adapter.vllm.requests import Transfer
 from kvdb.errors import KvdbError, NotFound
@@ -19,7 +19,7 @@ from kvdb.errors import KvdbError, NotFound
 class Filling:
     """vLLM's blocks as loads fill them. caches: of each layer, by its number."""
 
-    def __init__(self, contexts: ModelContexts, layout: BlockLayout, caches: Mapping[int, Tensor], journal: Journal) -> None:
+    def __init__(self, contexts: ModelContexts, layout: PackedLayout, caches: Mapping[int, Tensor], journal: Journal) -> None:
         self._contexts = contexts
         self._layout = layout
         self._caches = caches

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from engine_adapter.vllm.layout import BlockLayout
+from engine_adapter.vllm.layout import PackedLayout
 from kvdb.errors import Unsupported
 
 NUMBER = re.compile(r"\.(\d+)\.")
@@ -47,7 +47,7 @@ def attention_of(vllm_config: Any, name: str) -> Any:
     return vllm_config.compilation_config.static_forward_context[name]
 
 
-def layout_of(vllm_config: Any, kv_caches: dict[str, Tensor], block_size: int) -> BlockLayout:
+def layout_of(vllm_config: Any, kv_caches: dict[str, Tensor], block_size: int) -> PackedLayout:
     """The layout of an engine's caches, told by the attention of its first layer. Raises Unsupported for an attention backend
     or a layout that kvdb does not know."""
     name, cache = next(iter(kv_caches.items()))
@@ -55,7 +55,7 @@ def layout_of(vllm_config: Any, kv_caches: dict[str, Tensor], block_size: int) -
     form = cache, attention.num_kv_heads, block_size, attention.head_size
     backend = attention.get_attn_backend().get_name()
     if backend == LEARNT:
-        return BlockLayout.learn(partial(attention.impl.do_kv_cache_update, attention), *form)
+        return PackedLayout.learn(partial(attention.impl.do_kv_cache_update, attention), *form)
     if backend in NAMED:
-        return BlockLayout.named(vllm_config.cache_config.get_resolved_kv_cache_layout().name, *form)
+        return PackedLayout.named(vllm_config.cache_config.get_resolved_kv_cache_layout().name, *form)
     raise Unsupported(f"attention is computed by {backend}; kvdb knows the caches of {', '.join((LEARNT, *NAMED))}")

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Literal
 
+from engine_adapter.contexts import ModelContexts
 from engine_adapter.vllm.log import LOG
-from kvdb.errors import Unauthenticated, Unavailable
+from kvdb.errors import KvdbError, Unauthenticated, Unavailable
+from kvdb.types import Tokens
 
 Missed = Literal["looked up", "loaded", "saved", "answered"]
 """What a request goes without."""
@@ -70,3 +72,24 @@ class Presence:
     def _count(self, what: Missed, requests: int) -> None:
         self._missed[what] += requests
         self._untold[what] += requests
+
+
+class Lookups:
+    """The lookups of a scheduler, which is never held for long: one that fails is a miss."""
+
+    def __init__(self, contexts: ModelContexts | None, presence: Presence) -> None:
+        self._contexts = contexts
+        self._presence = presence
+
+    def find(self, tokens: Tokens, salt: str) -> int:
+        """How many leading tokens are stored; 0 where that cannot be told."""
+        if self._contexts is None or self._presence.skips("looked up"):
+            return 0
+        try:
+            found = self._contexts.find(tokens, salt)
+        except KvdbError as error:
+            if not self._presence.lost(error, "looked up"):
+                LOG.warning("kvdb steps aside: a prompt of %d tokens is not looked up: %s", len(tokens), error)
+            return 0
+        self._presence.found()
+        return found

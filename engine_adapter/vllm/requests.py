@@ -36,7 +36,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Decode:
+class Decoding:
     """A request that computes one token behind `computed` others, whose KV is in its blocks.
 
     tokens: the ids that are known of it, at most `computed`, int32 `[n]`. salt: whom they belong to. blocks: the numbers of all
@@ -64,14 +64,14 @@ class Step:
     background: tuple[Transfer, ...] = ()
     saves: tuple[Transfer, ...] = ()
     tails: tuple[Transfer, ...] = ()
-    decodes: tuple[Decode, ...] = ()
+    decodes: tuple[Decoding, ...] = ()
     ended: frozenset[str] = frozenset()
 
 
 @dataclass
 class _Known:
-    """A request. prompt: how many of its tokens are the prompt. expected: as of `Decode`. asked: how many tokens it had when the
-    database was asked. computed: how many of them vLLM has in blocks of its own."""
+    """A request. prompt: how many of its tokens are the prompt. expected: as of `Decoding`. asked: how many tokens it had when
+    the database was asked. computed: how many of them vLLM has in blocks of its own."""
 
     tokens: Tokens
     prompt: int
@@ -97,12 +97,12 @@ class Requests:
         self._loads: list[Transfer] = []
         self._saves: list[Transfer] = []
         self._tails: list[Transfer] = []
-        self._decodes: list[Decode] = []
+        self._decodes: list[Decoding] = []
         self._ended: set[str] = set()
 
     def match(self, name: str, tokens: Sequence[int], prompt: int, salt: str, computed: int, expected: int | None = None) -> int:
         """How many tokens behind the `computed` ones can be loaded. The last token is left to vLLM, which needs its output.
-        expected: as of `Decode`."""
+        expected: as of `Decoding`."""
         known = self._known.get(name)
         if known is None or len(known.tokens) != len(tokens):
             known = self._known[name] = _Known(np.asarray(tokens, np.int32), prompt, salt, expected)
@@ -131,7 +131,7 @@ class Requests:
         if computed < known.prompt <= computed + tokens and known.found < known.prompt:
             self._saves.append(self._transfer(name, known, known.found, known.prompt))
         if self._decodes_from is not None and tokens == 1 and computed >= len(known.tokens) >= self._decodes_from:
-            self._decodes.append(Decode(name, known.tokens, known.salt, computed, tuple(known.blocks), known.expected))
+            self._decodes.append(Decoding(name, known.tokens, known.salt, computed, tuple(known.blocks), known.expected))
 
     def end(self, name: str, tokens: Sequence[int], blocks: Sequence[int]) -> bool:
         """Note that a request has its answer; whether its blocks have to stay until a worker has copied what it generated. All of

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine_adapter.contexts import ModelContexts
 from engine_adapter.vllm.journal import Journal
-from engine_adapter.vllm.layout import BlockLayout
+from engine_adapter.vllm.layout import PackedLayout
 from engine_adapter.vllm.log import LOG
 from engine_adapter.vllm.requests import Transfer
 from kvdb.errors import KvdbError
@@ -32,7 +32,7 @@ class Saves:
     def __init__(
         self,
         contexts: ModelContexts,
-        layout: BlockLayout,
+        layout: PackedLayout,
         caches: Mapping[int, Tensor],
         journal: Journal,
         *,

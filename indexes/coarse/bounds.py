@@ -17,15 +17,7 @@ class Bounds(PagedIndex):
     """
 
     kind = "coarse-bounds"
-    page_cost = PageCost(
-        scan=1.25,
-        tokens=5000.0,
-        growth=0.225,
-        apart=16,
-        score=6.0,
-        rank_page=1300.0,
-        ranked=None,
-    )
+    page_cost = PageCost(scan=1.25, tokens=5000.0, growth=0.225, apart=16, score=6.0, rank_page=1300.0, ranked=None)
 
     @classmethod
     def build(

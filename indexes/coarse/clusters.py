@@ -25,16 +25,7 @@ class Clusters(PagedIndex):
     accelerated = True
     estimates_tail = True
 
-    page_cost = PageCost(
-        scan=5.5,
-        tokens=250.0,
-        growth=0.05,
-        apart=1,
-        score=4.7,
-        rank_page=500.0,
-        ranked=30.0,
-        ranked_power=1.0,
-    )
+    page_cost = PageCost(scan=5.5, tokens=250.0, growth=0.05, apart=1, score=4.7, rank_page=500.0, ranked=30.0, ranked_power=1.0)
 
     @classmethod
     def build(  # noqa: PLR0913, settings by name

@@ -11,7 +11,7 @@ from indexes.accelerate import Accelerator
 from indexes.base import Ask, Cost, IndexCorrupt, Queries, SearchResult, unlimited
 from indexes.blocks import Blocks
 from indexes.coarse.cost import PageCost
-from indexes.coarse.layout import Batch, PageLayout, build_batches, insert_batches, shapes
+from indexes.coarse.layout import PageBatch, PageLayout, build_batches, insert_batches, shapes
 from indexes.retrieval import Retrieval, kernel_parameter
 from indexes.searcher import Searcher
 
@@ -24,7 +24,7 @@ class PagedIndex(ABC):
     estimates_tail: ClassVar[bool] = False
     page_cost: ClassVar[PageCost]
 
-    def __init__(self, blocks: Blocks, layout: PageLayout, batches: list[Batch]) -> None:
+    def __init__(self, blocks: Blocks, layout: PageLayout, batches: list[PageBatch]) -> None:
         self.blocks = blocks
         self.layout = layout
         self._batches = batches
@@ -45,13 +45,7 @@ class PagedIndex(ABC):
         self.blocks = blocks
 
     def search(
-        self,
-        queries: Queries,
-        retrieval: Retrieval,
-        *,
-        estimate_tail: bool = False,
-        tight: bool = False,
-        give_up: bool = False,
+        self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False, give_up: bool = False
     ) -> SearchResult:
         """See `Index.search`. tight: reads every visible key, so that `missed` and its bound are exact.
 
@@ -115,7 +109,7 @@ class PagedIndex(ABC):
             for i, (begin, segments, tokens) in enumerate(header["batches"]):
                 expected = shapes(layout, blocks, segments, tokens)
                 held = file.checked_arrays(path, arrays, expected, prefix=f"{i}.")
-                batches.append(Batch(layout, blocks, begin, segments, tokens, held))
+                batches.append(PageBatch(layout, blocks, begin, segments, tokens, held))
                 batches[-1].native.check()
         except IndexCorrupt:
             raise

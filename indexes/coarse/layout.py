@@ -61,7 +61,7 @@ class PageLayout:
         return center + (0 if self.box else CHANNEL_BLOCKS + 4) + (head_dim + 4 if self.farthest else 0)
 
 
-class Batch:
+class PageBatch:
     """Adjacent segments of equal length: tokens [begin, begin + segments * tokens)."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Batch:
     @classmethod
     def build(
         cls, layout: PageLayout, blocks: Blocks, begin: int, segments: int, tokens: int, accelerator: Accelerator | None = None
-    ) -> "Batch":
+    ) -> "PageBatch":
         """Compute the arrays from the keys and values of tokens [begin, begin + segments * tokens)."""
         expected = shapes(layout, blocks, segments, tokens)
         arrays: dict[str, Array] = {name: np.empty(shape, dtype) for name, (shape, dtype) in expected.items()}
@@ -130,7 +130,7 @@ def shapes(layout: PageLayout, blocks: Blocks, segments: int, tokens: int) -> Sh
     return {name: ((segments, blocks.kv_heads, count), dtype) for name, (count, dtype) in each.items()}
 
 
-def build_batches(layout: PageLayout, blocks: Blocks, begin: int, accelerator: Accelerator | None = None) -> list[Batch]:
+def build_batches(layout: PageLayout, blocks: Blocks, begin: int, accelerator: Accelerator | None = None) -> list[PageBatch]:
     """Batches over tokens [begin, blocks.tokens): whole segments, then a short one with the rest.
 
     accelerator: the device that finds clusters, None for the CPU, which goes on where the device is lost.
@@ -138,13 +138,13 @@ def build_batches(layout: PageLayout, blocks: Blocks, begin: int, accelerator: A
     whole, rest = divmod(blocks.tokens - begin, layout.segment_tokens)
     batches = []
     if whole:
-        batches.append(Batch.build(layout, blocks, begin, whole, layout.segment_tokens, accelerator))
+        batches.append(PageBatch.build(layout, blocks, begin, whole, layout.segment_tokens, accelerator))
     if rest:
-        batches.append(Batch.build(layout, blocks, blocks.tokens - rest, 1, rest, accelerator))
+        batches.append(PageBatch.build(layout, blocks, blocks.tokens - rest, 1, rest, accelerator))
     return batches
 
 
-def insert_batches(layout: PageLayout, blocks: Blocks, batches: list[Batch]) -> list[Batch]:
+def insert_batches(layout: PageLayout, blocks: Blocks, batches: list[PageBatch]) -> list[PageBatch]:
     """The batches, extended by the tokens of `blocks` that they do not hold yet.
 
     Short segments at the end are merged with the new tokens if they are no longer than what follows them. So few short segments

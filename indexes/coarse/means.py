@@ -23,15 +23,7 @@ class Means(PagedIndex):
 
     kind = "coarse-means"
 
-    page_cost = PageCost(
-        scan=1.9,
-        tokens=1000.0,
-        growth=0.3,
-        apart=8,
-        score=4.7,
-        rank_page=1300.0,
-        ranked=100.0,
-    )
+    page_cost = PageCost(scan=1.9, tokens=1000.0, growth=0.3, apart=8, score=4.7, rank_page=1300.0, ranked=100.0)
 
     @classmethod
     def build(
@@ -47,13 +39,7 @@ class Means(PagedIndex):
         return cls._build(blocks, PageLayout(page_size, segment_tokens, margin, farthest=True))
 
     def search(
-        self,
-        queries: Queries,
-        retrieval: Retrieval,
-        *,
-        estimate_tail: bool = False,
-        tight: bool = False,
-        give_up: bool = False,
+        self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False, give_up: bool = False
     ) -> SearchResult:
         """See `PagedIndex.search`. TopP is searched by ranges, because a mean says nothing about the mass of a page in which one
         token stands out. The result has the share p if the estimates of what was missed are right."""

@@ -61,12 +61,7 @@ class Codes:
         heads, n, d = blocks.kv_heads, blocks.tokens, blocks.head_dim
         codes, links = side_by_side(heads, n, -(-d // CODE_STEP) * CODE_STEP, degree)
         made = cls(
-            codes,
-            np.empty((heads, n), np.float32),
-            links,
-            np.zeros((heads, d), np.float32),
-            np.ones((heads, d), np.float32),
-            n,
+            codes, np.empty((heads, n), np.float32), links, np.zeros((heads, d), np.float32), np.ones((heads, d), np.float32), n
         )
         made.links[:] = NO_LINK
         made.encode_all(blocks)

@@ -81,7 +81,7 @@ class Hnsw:
         *,
         accelerator: Accelerator | None = None,
     ) -> Generator[float, None, Self]:
-        """`build` in steps that take less than a second, except the last; see `indexes.registry.Stepped`."""
+        """`build` in steps that take less than a second, except the last; see `indexes.registry.IndexKind`."""
         if query_samples is not None:
             check_query_samples(blocks, query_samples)
         made = cls(blocks, settings, Codes.of(blocks, settings.degree), np.empty((blocks.kv_heads, 0), np.int32))

@@ -52,13 +52,7 @@ class Quantized(ChunkCodes[_native.Quantized]):
         return _cost.to_build(tokens, kv_heads, head_dim)
 
     def search(
-        self,
-        queries: Queries,
-        retrieval: Retrieval,
-        *,
-        estimate_tail: bool = False,
-        tight: bool = False,
-        give_up: bool = False,
+        self, queries: Queries, retrieval: Retrieval, *, estimate_tail: bool = False, tight: bool = False, give_up: bool = False
     ) -> SearchResult:
         """See `indexes.base.Index`. tight: reads every visible key, so that `missed` and its bound are exact.
 

@@ -62,7 +62,7 @@ class Moved:
     @property
     def relative(self) -> Float32:
         """The difference over all heads, relative to the larger of both sizes: 0 to 2, and 0 where both are 0; `[n]`."""
-        difference, fresh, stored = (_over_heads(norms) for norms in self.norms)
+        difference, fresh, stored = (np.sqrt(np.einsum("hn,hn->n", norms, norms)) for norms in self.norms)
         size = np.maximum(fresh, stored)
         share = np.where(difference == 0, 0, difference / size) * np.where(np.isfinite(size), 1, np.nan)  # NaN stays NaN
         return np.asarray(share, np.float32)
@@ -97,10 +97,7 @@ def relative(keys: Moved, values: Moved) -> tuple[Float32, Float32]:
     return keys.relative, values.relative
 
 
-SCORES: Mapping[str, Score] = {
-    "weighted": Score(distance_and_size, in_parts_of_the_mean),
-    "relative": Score(relative, np.add),
-}
+SCORES: Mapping[str, Score] = {"weighted": Score(distance_and_size, in_parts_of_the_mean), "relative": Score(relative, np.add)}
 """weighted: tokens that add little to any output hardly count, however far they moved; of all scores that were measured, this one
 chooses best which tokens to recompute (benchmarks/README.md, "Blending: quality"). relative: keys and values add up, to 0 for the
 same token and about 2 for another text."""
@@ -109,7 +106,3 @@ DEFAULT_SCORE = "weighted"
 
 def _norms(vectors: Float32) -> Float32:
     return np.asarray(np.sqrt(np.einsum("hnd,hnd->hn", vectors, vectors)), np.float32)
-
-
-def _over_heads(norms: Float32) -> Float32:
-    return np.asarray(np.sqrt(np.einsum("hn,hn->n", norms, norms)), np.float32)

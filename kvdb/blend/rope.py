@@ -101,14 +101,6 @@ class _Given:
         return float(value)
 
 
-def _default(given: _Given) -> Float64:
-    return given.unscaled
-
-
-def _linear(given: _Given) -> Float64:
-    return given.unscaled / given.number("factor")
-
-
 def _proportional(given: _Given) -> Float64:
     """The first pairs turn as they would if all of head_dim turned; the others do not turn."""
     frequencies = rotation.inverse_frequencies(given.theta, given.head_dim)
@@ -152,8 +144,8 @@ def _yarn(given: _Given) -> Float64:
 
 
 SCALINGS: Mapping[str, Callable[[_Given], Float64]] = {
-    "default": _default,
-    "linear": _linear,
+    "default": lambda given: given.unscaled,
+    "linear": lambda given: given.unscaled / given.number("factor"),
     "llama3": _llama3,
     "proportional": _proportional,
     "yarn": _yarn,

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import kvdb.config as configuration
 from indexes.registry import KINDS
@@ -19,12 +19,26 @@ from kvdb.errors import NotFound, Unavailable
 SERVER = "kvdb://127.0.0.1:7700"
 LOOK_SECONDS = 0.1
 """How often a server that does not answer yet is asked again."""
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""Where commands are added."""
+Run = Callable[[argparse.Namespace], int]
+"""Takes a command's arguments, prints to stdout and returns the exit status."""
 T = TypeVar("T")
 
 
-def sentence(what: str) -> str:
-    """What a command does, as the first sentence of its help."""
-    return f"{what[0].upper()}{what[1:]}."
+def add_command(
+    commands: Subparsers, name: str, what: str, run: Run | None = None, *, more: str = ".", **defaults: Any
+) -> argparse.ArgumentParser:
+    """Add a command; the parser of its arguments. what: what it does, the beginning of its help. run: None where it has commands
+    of its own. more: the rest of its help. defaults: what `run` gets beside the arguments."""
+    parser = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}{more}")
+    parser.set_defaults(run=run, **defaults)
+    return parser
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "one JSON object") -> None:
+    """Add the flag for output that machines read. what: what is printed then."""
+    parser.add_argument("--json", action="store_true", help=f"print {what}, for machines")
 
 
 def add_context(parser: argparse.ArgumentParser, *, without: str = "") -> None:
@@ -89,9 +103,8 @@ def add_index(parser: argparse.ArgumentParser, flag: str, what: str, default: st
 
 def add_retrieval(parser: argparse.ArgumentParser, default: str) -> None:
     """Add the flags that say which tokens are read. default: the help text for what happens without them."""
-    parser.add_argument(
-        "--retrieval", choices=RETRIEVALS, type=_with_underscores, help=f"which tokens are read (default: {default})"
-    )
+    kind = parser.add_argument("--retrieval", choices=RETRIEVALS, help=f"which tokens are read (default: {default})")
+    kind.type = lambda name: name.replace("-", "_")
     parser.add_argument(
         "--alpha", type=float, default=Dipr().alpha, help="for dipr: the share of the largest weight (%(default)s)"
     )
@@ -131,7 +144,3 @@ def seconds(argument: str) -> float:
     if not found > 0:
         raise argparse.ArgumentTypeError(f"{argument!r} is no positive number of seconds, or inf")
     return found
-
-
-def _with_underscores(name: str) -> str:
-    return name.replace("-", "_")

@@ -3,21 +3,18 @@
 import argparse
 from collections.abc import Mapping
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import kvdb.config as configuration
 import kvdb.gpu.probe as probe
 import kvdb.hardware.cpu as cpu
 import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
-from kvdb.commands.arguments import sentence
+from kvdb.commands.arguments import Subparsers, add_command
+from kvdb.commands.output import table
 from kvdb.config import StorageConfig
 from kvdb.errors import CapacityError, GpuLost, Unsupported
 from kvdb.hardware.calibrate import BUSY_LOAD, calibrate, current_load
 from query_optimizer.cost import GpuMachine
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SHOWN = (
     ("stream_bytes_s", "attention over main memory", 1e9, "GB/s"),
@@ -43,18 +40,15 @@ GPU_SHOWN = (
 Shown = tuple[tuple[str, str, float, str], ...]
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `calibrate` to the `kvdb` command."""
-    what = "measure this machine for the optimizer"
-    parser = commands.add_parser(
-        "calibrate", help=what, description=f"{sentence(what)} Takes less than a second, and some more with a GPU."
-    )
+    more = ". Takes less than a second, and some more with a GPU."
+    parser = add_command(commands, "calibrate", "measure this machine for the optimizer", _calibrate, more=more)
     place = parser.add_mutually_exclusive_group()
     place.add_argument(
         "--config", metavar="FILE", help="a TOML file of settings, whose optimizer.machine_file says where to keep the numbers"
     )
     place.add_argument("--file", metavar="FILE", help="where to keep the numbers (default: in the user's cache folder)")
-    parser.set_defaults(run=_calibrate)
 
 
 def _calibrate(given: argparse.Namespace) -> int:
@@ -115,8 +109,4 @@ def _table(shown: Shown, new: Mapping[str, float], old: Mapping[str, float], nam
     for field, what, unit, unit_name in shown:
         change = f"{new[field] / old[field] - 1:+.0%}"
         rows.append((what, f"{new[field] / unit:,.1f}", unit_name, f"{old[field] / unit:,.1f}", change))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    justify = (str.ljust, str.rjust, str.ljust, str.rjust, str.rjust)
-    return "\n".join(
-        "  ".join(just(cell, width) for just, cell, width in zip(justify, row, widths, strict=True)).rstrip() for row in rows
-    )
+    return table(rows, left={"what", "unit"})

@@ -1,25 +1,19 @@
 """`kvdb completion`: a script by which a shell completes commands and flags."""
 
 import argparse
-from typing import TYPE_CHECKING
 
-from kvdb.commands.arguments import sentence
+from kvdb.commands.arguments import Subparsers, add_command
 from kvdb.errors import Unsupported
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SHELLS = ("bash", "zsh", "fish")
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `completion` to the `kvdb` command."""
     what = "print a script by which a shell completes commands and flags"
-    parser = commands.add_parser(
-        "completion", help=what, description=f'{sentence(what)} For bash: eval "$(kvdb completion bash)"'
-    )
+    more = '. For bash: eval "$(kvdb completion bash)"'
+    parser = add_command(commands, "completion", what, _completion, more=more)
     parser.add_argument("shell", choices=SHELLS, help="the shell")
-    parser.set_defaults(run=_completion)
 
 
 def _completion(given: argparse.Namespace) -> int:

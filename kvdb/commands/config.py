@@ -2,27 +2,23 @@
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kvdb.config as configuration
-from kvdb.commands.arguments import sentence
+from kvdb.commands.arguments import Subparsers, add_command, add_json
 from kvdb.commands.settings import add_settings, add_short, loaded
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 HIDDEN = "hidden"
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `config` to the `kvdb` command."""
     what = "show every setting, its value, and where that comes from"
-    more = "The output is itself a file of settings, but for secrets, which it leaves out. Takes what kvdb serve takes."
-    parser = commands.add_parser("config", help=what, description=f"{sentence(what)} {more}")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for machines")
+    more = ". The output is itself a file of settings, but for secrets, which it leaves out. Takes what kvdb serve takes."
+    parser = add_command(commands, "config", what, _config, more=more)
+    add_json(parser)
     add_short(parser)
     add_settings(parser)
-    parser.set_defaults(run=_config)
 
 
 def _config(given: argparse.Namespace) -> int:

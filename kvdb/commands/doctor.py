@@ -3,29 +3,24 @@
 import argparse
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import kvdb.hardware.cpu as cpu
 import kvdb.hardware.kernels as kernels
-from kvdb.commands.arguments import sentence
+from kvdb.commands.arguments import Subparsers, add_command, add_json
 from kvdb.commands.environment import Section, describe, threads
 from kvdb.commands.settings import add_settings, loaded
 from kvdb.config import StorageConfig
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 GIB = 1 << 30
 Row = tuple[str, str]
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `doctor` to the `kvdb` command."""
     what = "say what this machine has and what kvdb will use of it"
-    parser = commands.add_parser("doctor", help=what, description=f"{sentence(what)} Changes nothing.")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for machines")
+    parser = add_command(commands, "doctor", what, _doctor, more=". Changes nothing.")
+    add_json(parser)
     add_settings(parser)
-    parser.set_defaults(run=_doctor)
 
 
 def _doctor(given: argparse.Namespace) -> int:

@@ -5,27 +5,22 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
-from kvdb.commands.arguments import add_context, add_index, add_retrieval, open_server, retrieval_of, sentence
+from kvdb.commands.arguments import Subparsers, add_command, add_context, add_index, add_retrieval, open_server, retrieval_of
+from kvdb.commands.output import table as in_columns
 from kvdb.errors import InvalidArgument
 from kvdb.types import SessionInfo
-from query_optimizer.access import Access
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import Hints, QueryOptions
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 TEXTS = {"retrieval", "way", "rule"}
 """The columns that are aligned to the left."""
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `explain` to the `kvdb` command."""
     what = "say how a query over a context, or of an open session, is answered, and by which rule"
-    parser = commands.add_parser("explain", help=what, description=sentence(what))
-    parser.set_defaults(run=_explain)
+    parser = add_command(commands, "explain", what, _explain)
     add_context(parser, without="see --session")
     parser.add_argument(
         "--session",
@@ -91,43 +86,25 @@ def table(plans: Sequence[Plan]) -> str:
     """
     analyzed = all(plan.actual is not None and plan.outcome is not None for plan in plans)
     retrievals = {str(plan.retrieval) for plan in plans}
-    rows = [_row(plan, analyzed, len(retrievals) > 1) for plan in plans]
-    rows.append(_total(plans, analyzed))
+    rows = [_names(plan, len(retrievals) > 1) | _figures([plan], analyzed) for plan in plans]
+    rows.append({"layer": "all"} | _figures(plans, analyzed))
     columns = list(rows[0])
-    widths = [max(len(name), *(len(row.get(name, "")) for row in rows)) for name in columns]
-    lines = [_line(columns, widths, {name: name for name in columns})]
-    lines += [_line(columns, widths, row) for row in rows]
+    cells = [columns, *([row.get(name, "") for name in columns] for row in rows)]
     tokens = plans[0].estimate.tokens
     head = f"{tokens:,} tokens, {plans[0].accesses[0].kv_heads if plans[0].accesses else 0} KV heads"
     if len(retrievals) == 1:
         head += f", {retrievals.pop()} {'asked for' if plans[0].retrieval_given else 'chosen by the optimizer'}"
-    return "\n".join([head, *lines])
+    return f"{head}\n{in_columns(cells, TEXTS)}"
 
 
-def _row(plan: Plan, analyzed: bool, names_retrieval: bool) -> dict[str, str]:
-    row = {"layer": str(plan.layer)}
-    if names_retrieval:
-        row["retrieval"] = str(plan.retrieval)
-    row |= {"way": _way(plan), "rule": plan.rule, "cost ms": f"{1e3 * plan.estimate.seconds:,.2f}"}
-    if not analyzed:
-        return row | {"bytes MiB": f"{plan.estimate.nbytes / (1 << 20):,.1f}"}
-    actual, outcome = plan.actual, plan.outcome
-    assert actual is not None
-    assert outcome is not None
-    tokens = max(plan.estimate.tokens, 1)
-    return row | {
-        "actual": f"{1e3 * actual.seconds:,.2f}",
-        "scanned": f"{actual.scanned / tokens:.1%}",
-        "read": f"{actual.tokens / tokens:.1%}",
-        "missed": f"{outcome.missed_true:.2%}",
-        "bound": f"{outcome.missed_bound:.2%}",
-        "error": f"{outcome.output_error:.2%}",
-    }
+def _names(plan: Plan, names_retrieval: bool) -> dict[str, str]:
+    retrieval = {"retrieval": str(plan.retrieval)} if names_retrieval else {}
+    return {"layer": str(plan.layer), **retrieval, "way": _way(plan), "rule": plan.rule}
 
 
-def _total(plans: Sequence[Plan], analyzed: bool) -> dict[str, str]:
-    """The last line: the sum of times and bytes, the mean of shares, the largest bound."""
-    row = {"layer": "all", "cost ms": f"{1e3 * sum(plan.estimate.seconds for plan in plans):,.2f}"}
+def _figures(plans: Sequence[Plan], analyzed: bool) -> dict[str, str]:
+    """The figures of one plan or several: the sum of times and bytes, the mean of shares, the largest bound."""
+    row = {"cost ms": f"{1e3 * sum(plan.estimate.seconds for plan in plans):,.2f}"}
     if not analyzed:
         return row | {"bytes MiB": f"{sum(plan.estimate.nbytes for plan in plans) / (1 << 20):,.1f}"}
     actuals = [plan.actual for plan in plans if plan.actual is not None]
@@ -149,23 +126,8 @@ def _way(plan: Plan) -> str:
         return "nothing"
     heads = range(plan.accesses[0].kv_heads)
     end = ", gave up" if plan.gave_up else ""
-    ways = Counter(_name(max(_accesses(plan, head), key=lambda access: access.tokens)) for head in heads)
+    most = [max((one for one in plan.accesses if head in one.heads), key=lambda access: access.tokens) for head in heads]
+    ways = Counter("exact" if access.index is None else access.index for access in most)
     if len(ways) == 1:
         return next(iter(ways)) + end
     return ", ".join(f"{name} {count}" for name, count in ways.most_common()) + end
-
-
-def _accesses(plan: Plan, head: int) -> list[Access]:
-    return [access for access in plan.accesses if head in access.heads]
-
-
-def _name(access: Access) -> str:
-    return "exact" if access.index is None else access.index
-
-
-def _line(columns: Sequence[str], widths: Sequence[int], row: dict[str, str]) -> str:
-    cells = [
-        row.get(name, "").ljust(width) if name in TEXTS else row.get(name, "").rjust(width)
-        for name, width in zip(columns, widths, strict=True)
-    ]
-    return "  ".join(cells).rstrip()

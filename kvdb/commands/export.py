@@ -3,31 +3,23 @@
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import kvdb.client.context_file as context_file
-from kvdb.commands.arguments import add_server, open_server, sentence, text
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+from kvdb.commands.arguments import Subparsers, add_command, add_json, add_server, open_server, text
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add the two to the `kvdb` command."""
-    what = "write a context to a safetensors file, and a manifest in JSON beside it"
-    parser = commands.add_parser("export", help=what, description=sentence(what))
+    parser = add_command(commands, "export", "write a context to a safetensors file, and a manifest in JSON beside it", _export)
     parser.add_argument("name", metavar="NAME", type=text, help="the context's name")
     parser.add_argument("file", metavar="FILE", type=Path, help="a file that is not there, named *.safetensors")
-    _add_json(parser)
+    add_json(parser)
     add_server(parser)
-    parser.set_defaults(run=_export)
-    what = "store a context from a file that kvdb export wrote"
-    parser = commands.add_parser("import", help=what, description=sentence(what))
+    parser = add_command(commands, "import", "store a context from a file that kvdb export wrote", _import)
     parser.add_argument("file", metavar="FILE", type=Path, help="a file that kvdb export wrote")
     parser.add_argument("--name", type=text, help="the context's name (default: the one that it had)")
-    _add_json(parser)
+    add_json(parser)
     add_server(parser)
-    parser.set_defaults(run=_import)
 
 
 def _export(given: argparse.Namespace) -> int:
@@ -49,7 +41,3 @@ def _import(given: argparse.Namespace) -> int:
     else:
         print(f"{context.name!r}: {context.tokens:,} tokens are stored")
     return 0
-
-
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print a JSON object, for machines")

@@ -5,32 +5,24 @@ import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from typing import TYPE_CHECKING
 
 from kvdb.client.client import Client
-from kvdb.commands.arguments import add_context, add_index, open_server, sentence
-from kvdb.commands.output import bar
+from kvdb.commands.arguments import Subparsers, add_command, add_context, add_index, open_server
+from kvdb.commands.output import bar, table
 from kvdb.types import IndexInfo, ModelSpec
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 LOOK_SECONDS = 0.5
 """Seconds between two looks at a build's progress."""
 UNDER_WAY = {"waiting", "building"}
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add the two to the `kvdb` command."""
-    what = "list the indexes over a context"
-    parser = commands.add_parser("indexes", help=what, description=sentence(what))
+    parser = add_command(commands, "indexes", "list the indexes over a context", _list)
     parser.add_argument("--watch", action="store_true", help="go on showing how far builds are, until none is under way")
-    parser.set_defaults(run=_list)
     add_context(parser)
-    what = "build an index over a context"
-    parser = commands.add_parser("index", help=what, description=sentence(what))
+    parser = add_command(commands, "index", "build an index over a context", _build)
     add_index(parser, "--kind", "kind of index (default flat)", "flat")
-    parser.set_defaults(run=_build)
     add_context(parser)
 
 
@@ -51,9 +43,9 @@ def _watch(db: Client, name: str, spec: ModelSpec) -> None:
         infos = db.indexes(name)
         under_way = [info for info in infos if info.state in UNDER_WAY]
         if terminal:
-            table = _table(infos, spec, name)
-            print(f"\x1b[{height}F\x1b[J" * bool(height) + table, flush=True)
-            height = table.count("\n") + 1
+            shown = _table(infos, spec, name)
+            print(f"\x1b[{height}F\x1b[J" * bool(height) + shown, flush=True)
+            height = shown.count("\n") + 1
         else:
             for line in (f"{info.kind} of segment {info.segment}: {_state(info)}" for info in under_way):
                 if line not in printed:
@@ -67,10 +59,7 @@ def _watch(db: Client, name: str, spec: ModelSpec) -> None:
 
 
 def _build(given: argparse.Namespace) -> int:
-    with (
-        ThreadPoolExecutor(1) as pool,
-        open_server(given) as db,
-    ):  # left in this order: an interrupt ends the call first
+    with ThreadPoolExecutor(1) as pool, open_server(given) as db:  # left in this order: an interrupt ends the call first
         spec = db.get(given.name).spec
         building = pool.submit(db.build_index, given.name, given.kind)
         _show_progress(db, building, given.name, given.kind)
@@ -102,10 +91,7 @@ def _table(infos: list[IndexInfo], spec: ModelSpec, name: str) -> str:
         layers = f"{info.layers} of {info.layers_total}"
         size = (f"{info.nbytes / (1 << 20):,.1f}", f"{info.nbytes / max(raw, 1):.1%}")
         rows.append((info.kind, str(info.segment), f"{info.tokens:,}", layers, *size, _state(info)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([f"{kind:{widths[0]}}", *map(str.rjust, figures, widths[1:]), state]) for kind, *figures, state in rows
-    )
+    return table(rows, left={"kind", "state"})
 
 
 def _state(info: IndexInfo) -> str:

@@ -3,31 +3,22 @@
 import argparse
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvdb.commands.arguments import add_context, add_contexts, open_server, seconds, sentence
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+from kvdb.commands.arguments import Subparsers, add_command, add_context, add_contexts, open_server, seconds
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add the four to the `kvdb` command."""
-    what = "keep contexts whatever room is needed"
-    parser = commands.add_parser("pin", help=what, description=sentence(what))
+    parser = add_command(commands, "pin", "keep contexts whatever room is needed", _set_pinned, pinned=True)
     add_contexts(parser)
-    parser.set_defaults(run=_set_pinned, pinned=True)
-    what = "let contexts go again where room is needed"
-    parser = commands.add_parser("unpin", help=what, description=sentence(what))
+    parser = add_command(commands, "unpin", "let contexts go again where room is needed", _set_pinned, pinned=False)
     add_contexts(parser)
-    parser.set_defaults(run=_set_pinned, pinned=False)
-    what = "give a context another name"
-    parser = commands.add_parser("rename", help=what, description=sentence(what))
+    parser = add_command(commands, "rename", "give a context another name", _rename)
     add_context(parser)
     parser.add_argument("new", metavar="NEW", help="its new name")
-    parser.set_defaults(run=_rename)
     what = "change how long a context is kept, what is noted of it, and who may read it"
-    parser = commands.add_parser("update", help=what, description=sentence(what))
+    parser = add_command(commands, "update", what, _update)
     add_context(parser)
     parser.add_argument("--ttl", type=seconds, metavar="SECONDS", help="in how many seconds it is dropped; inf for never")
     add_metadata(parser, "a JSON object that is noted of it, instead of what was noted before")
@@ -36,7 +27,6 @@ def add(commands: "Subparsers") -> None:
         metavar="TENANTS",
         help="the server's tenants that may read it, with commas between; '' for none any more",
     )
-    parser.set_defaults(run=_update)
 
 
 def add_metadata(parser: argparse.ArgumentParser, what: str) -> None:

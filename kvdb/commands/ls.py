@@ -6,15 +6,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvdb.commands.arguments import add_contexts, add_server, open_server, sentence, text
+from kvdb.commands.arguments import Subparsers, add_command, add_contexts, add_json, add_server, open_server, text
 from kvdb.commands.keep import add_metadata
+from kvdb.commands.output import table
 from kvdb.errors import InvalidArgument
 from kvdb.types import ContextInfo, Dropped, IndexInfo
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 TITLES = ("name", "model", "tokens", "segments", "MiB", "uses", "used", "kind", "kept")
 TEXTS = {"name", "model", "kind", "kept"}
@@ -23,30 +21,22 @@ SPANS = ((86_400, "d"), (3600, "h"), (60, "m"))
 """Lengths in seconds, and their names."""
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add the four to the `kvdb` command."""
-    what = "list the contexts"
-    parser = commands.add_parser("ls", help=what, description=sentence(what))
+    parser = add_command(commands, "ls", "list the contexts", _list)
     parser.add_argument("prefix", metavar="PREFIX", nargs="?", default="", help="only names that begin like this")
     add_metadata(parser, "only contexts of which all of this JSON object is noted")
-    _add_json(parser, "print one JSON object a line, for machines")
+    add_json(parser, "one JSON object a line")
     add_server(parser)
-    parser.set_defaults(run=_list)
-    what = "show what is stored of a context, and its indexes"
-    parser = commands.add_parser("show", help=what, description=sentence(what))
+    parser = add_command(commands, "show", "show what is stored of a context, and its indexes", _show)
     add_contexts(parser)
-    _add_json(parser, "print one JSON object a line, for machines")
-    parser.set_defaults(run=_show)
-    what = "forget contexts"
-    parser = commands.add_parser("drop", help=what, description=sentence(what))
+    add_json(parser, "one JSON object a line")
+    parser = add_command(commands, "drop", "forget contexts", _drop)
     add_contexts(parser, required=False)
     parser.add_argument("--prefix", type=text, default="", help="all whose names begin like this and that no session stands on")
     add_metadata(parser, "all of which all of this JSON object is noted and that no session stands on")
-    parser.set_defaults(run=_drop)
-    what = "move contexts from main memory to disk until a session needs them"
-    parser = commands.add_parser("offload", help=what, description=sentence(what))
+    parser = add_command(commands, "offload", "move contexts from main memory to disk until a session needs them", _offload)
     add_contexts(parser)
-    parser.set_defaults(run=_offload)
 
 
 def _list(given: argparse.Namespace) -> int:
@@ -101,24 +91,14 @@ def _offload(given: argparse.Namespace) -> int:
     return 0
 
 
-def _add_json(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("--json", action="store_true", help=what)
-
-
 def _table(infos: Sequence[ContextInfo]) -> str:
     """The contexts in columns, and what they hold together."""
     rows = [TITLES]
     for info in infos:
         figures = f"{info.tokens:,}", str(info.segments), _mib(info.nbytes), f"{info.uses:,}", _span(time.time() - info.used)
         rows.append((info.name, info.spec.name, *figures, _kind(info), _kept(info)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = zip(TITLES, row, widths, strict=True)
-        aligned = [text.ljust(width) if title in TEXTS else text.rjust(width) for title, text, width in cells]
-        lines.append("  ".join(aligned).rstrip())
     tokens = sum(info.tokens for info in infos)
-    return "\n".join([*lines, f"in all {tokens:,} tokens; what contexts share counts for each of them"])
+    return f"{table(rows, TEXTS)}\nin all {tokens:,} tokens; what contexts share counts for each of them"
 
 
 def _described(info: ContextInfo, indexes: Sequence[IndexInfo]) -> str:

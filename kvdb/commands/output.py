@@ -3,10 +3,13 @@
 import io
 import os
 import sys
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 BAR = 20
 """The length of a bar in characters."""
+GAP = "  "
+"""Between two columns."""
 
 
 def escape_characters() -> None:
@@ -29,6 +32,14 @@ def bar(share: float) -> str:
     """Full blocks for the share that is done, light ones for the rest."""
     done = round(BAR * share)
     return drawn("█", "#") * done + drawn("░", ".") * (BAR - done) + f" {share:4.0%}"
+
+
+def table(rows: Sequence[Sequence[str]], left: Collection[str] = ()) -> str:
+    """Rows in columns, the first one their titles. left: titles of columns that are aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    justify = [str.ljust if title in left else str.rjust for title in rows[0]]
+    lines = (zip(justify, row, widths, strict=True) for row in rows)
+    return "\n".join(GAP.join(just(cell, width) for just, cell, width in line).rstrip() for line in lines)
 
 
 def flush() -> None:

@@ -3,26 +3,20 @@
 import argparse
 import json
 from statistics import median, quantiles
-from typing import TYPE_CHECKING
 
-from kvdb.commands.arguments import add_server, answered, certificates_of, sentence, token_of
+from kvdb.commands.arguments import Subparsers, add_command, add_json, add_server, answered, certificates_of, token_of
 from kvdb.config import Timeouts, Tls
 from kvdb.errors import InvalidArgument, Unavailable
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `ping` to the `kvdb` command."""
-    what = "say by which way a server answers, and how fast"
-    parser = commands.add_parser("ping", help=what, description=sentence(what))
+    parser = add_command(commands, "ping", "say by which way a server answers, and how fast", _ping)
     parser.add_argument("--count", type=_count, default=200, help="how many pings by each way (default 200)")
     what = "the way to measure: shared memory, gRPC, or both that there are (default auto)"
     parser.add_argument("--transport", choices=("auto", "shared", "grpc"), default="auto", help=what)
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for machines")
+    add_json(parser)
     add_server(parser)
-    parser.set_defaults(run=_ping)
 
 
 def _count(given: str) -> int:

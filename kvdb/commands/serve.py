@@ -1,23 +1,17 @@
 """`kvdb serve`: offer a database over gRPC."""
 
 import argparse
-from typing import TYPE_CHECKING
 
-from kvdb.commands.arguments import sentence
+from kvdb.commands.arguments import Subparsers, add_command
 from kvdb.commands.settings import add_settings, add_short, loaded
 from kvdb.errors import Unsupported
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `serve` to the `kvdb` command."""
-    what = "offer a database over gRPC"
-    parser = commands.add_parser("serve", help=what, description=sentence(f"{what}, until SIGTERM"))
+    parser = add_command(commands, "serve", "offer a database over gRPC", _run, more=", until SIGTERM.")
     add_short(parser)
     add_settings(parser)
-    parser.set_defaults(run=_run)
 
 
 def _run(given: argparse.Namespace) -> int:

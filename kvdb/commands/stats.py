@@ -4,20 +4,15 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import kvdb.commands.heat_map as heat_map
 import kvdb.validate as validate
-from kvdb.commands.arguments import add_context, open_server, sentence
-from kvdb.commands.measures import DRAWN
+from kvdb.commands.arguments import Subparsers, add_command, add_context, open_server
+from kvdb.commands.measures import DRAWN, text_map
 from kvdb.commands.stats_table import audited, heads_of_layer, space_taken, summary, tiers, used
-from kvdb.commands.text_map import text_map
 from kvdb.errors import InvalidArgument
 from kvdb.types import ERROR, ContextInfo, ContextStatistics
 from kvdb.types.measures import is_known, overall
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 LEGEND = """\
 retrieved: the share of the searched tokens that a query needs. sharpness: the softmax weight of its
@@ -26,10 +21,10 @@ reading everything costs less than searching, so that the search gave up; heads 
 at least half."""
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `stats` to the `kvdb` command."""
     what = "show how a server is used and what memory holds, or statistics of the queries over a context by layer and head"
-    parser = commands.add_parser("stats", help=what, description=sentence(what))
+    parser = add_command(commands, "stats", what, _run)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument(
         "--by", choices=("layer", "head"), default="layer", help="what each row of the table stands for (default layer)"
@@ -38,7 +33,6 @@ def add(commands: "Subparsers") -> None:
     parser.add_argument("--measure", choices=DRAWN, help="show a map of this measure instead, layers down and heads across")
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the measure, or all of them, as a heat map")
     parser.add_argument("--json", action="store_true", help="print what is shown without a name as one JSON object, for machines")
-    parser.set_defaults(run=_run)
     add_context(parser, without="how the server is used, and what each tier of memory holds")
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 import numpy as np
 import numpy.typing as npt
 
-from kvdb.commands.output import drawn
+from kvdb.commands.output import GAP, drawn, table
 from kvdb.types import DatabaseStatus, SegmentStatistics, Space, TierStats
 from kvdb.types.measures import known
 
@@ -15,7 +15,6 @@ Values = npt.NDArray[np.float64]
 SHARES = {"retrieved": "{:.2%}", "sharpness": "{:.3f}", "window_hits": "{:.0%}"}
 """The measures that have a median in the summary, and how their values are written."""
 UNKNOWN = "-"
-GAP = "  "
 
 
 def summary(segment: SegmentStatistics, by: str) -> str:
@@ -41,7 +40,7 @@ def summary(segment: SegmentStatistics, by: str) -> str:
     names = [f" {name.replace('_', ' ')} " for name in SHARES]
     line = drawn("─", "-")
     above = [" " * first, " " * second, *(name.center(width, line) for name, width in zip(names, groups, strict=True))]
-    return "\n".join([GAP.join(above), *_aligned(rows, widths)])
+    return "\n".join([GAP.join(above), table(rows)])
 
 
 def heads_of_layer(segment: SegmentStatistics, layer: int, kv_heads: int) -> str:
@@ -54,7 +53,7 @@ def heads_of_layer(segment: SegmentStatistics, layer: int, kv_heads: int) -> str
         values = {name: column[head] for name, column in columns.items()}
         cells = [forms[name].format(value) if np.isfinite(value) else UNKNOWN for name, value in values.items()]
         rows.append([str(head), str(head * kv_heads // q_heads), f"{segment.queries[layer, head]:,}", *cells])
-    return "\n".join(_aligned(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
+    return table(rows)
 
 
 def audited(errors: Values) -> str:
@@ -73,9 +72,7 @@ def tiers(stats: Sequence[TierStats]) -> str:
     for tier in stats:
         numbers = tier.blocks_used, tier.blocks_total, tier.block_nbytes, tier.nbytes, tier.pinned_nbytes
         rows.append([tier.name, *(f"{number:,}" for number in numbers)])
-    if len(rows) == 1:
-        return "no tier holds anything yet"
-    return "\n".join(_aligned(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
+    return table(rows) if len(rows) > 1 else "no tier holds anything yet"
 
 
 def used(now: DatabaseStatus) -> str:
@@ -101,7 +98,3 @@ def _spread(values: Values) -> tuple[float, float, float]:
     """Median, minimum and maximum of the known values; NaN where there are none."""
     there = values[np.isfinite(values)]
     return (float(np.median(there)), float(there.min()), float(there.max())) if len(there) else (np.nan,) * 3
-
-
-def _aligned(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
-    return [GAP.join(map(str.rjust, row, widths)) for row in rows]

@@ -5,18 +5,14 @@ import sys
 from collections import deque
 from shutil import get_terminal_size
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
 
 import kvdb.commands.metrics_text as metrics_text
 import kvdb.commands.output as output
 import kvdb.config as configuration
-from kvdb.commands.arguments import sentence
+from kvdb.commands.arguments import Subparsers, add_command
 from kvdb.commands.metrics_text import Samples
 from kvdb.commands.top_frame import ASCII, BLOCKS, frame, mean_step
 from kvdb.errors import InvalidArgument, Unavailable
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 URL = "http://127.0.0.1:9464"
 POINTS = 40
@@ -25,15 +21,13 @@ HOME, TO_LINE_END, TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
 """What a terminal does: to its upper left corner; forget the rest of a line, and of the screen."""
 
 
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add `top` to the `kvdb` command."""
-    what = "show sessions, tiers, plans and latency of a server, until Ctrl-C"
-    parser = commands.add_parser("top", help=what, description=sentence(what))
+    parser = add_command(commands, "top", "show sessions, tiers, plans and latency of a server, until Ctrl-C", _run)
     parser.add_argument("--url", default=URL, help=f"the server's metrics port (default {URL})")
     parser.add_argument("--token", help="the token that the server expects (default KVDB_TOKEN)")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often to look (default 1)")
     parser.add_argument("--once", action="store_true", help="show what was done since the server started, once")
-    parser.set_defaults(run=_run)
 
 
 def _run(given: argparse.Namespace) -> int:

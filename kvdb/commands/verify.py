@@ -7,53 +7,43 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvdb.catalog.adoption import adopt
 from kvdb.client.client import Client
-from kvdb.commands.arguments import add_server, open_server, sentence, text
+from kvdb.commands.arguments import Subparsers, add_command, add_json, add_server, open_server, text
 from kvdb.commands.exit_status import DAMAGED, OK
 from kvdb.commands.output import bar
 from kvdb.errors import IntegrityError, KvdbError, Unavailable
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
-
-def add(commands: "Subparsers") -> None:
+def add(commands: Subparsers) -> None:
     """Add the five to the `kvdb` command."""
     what = "compare everything that is stored with its checksums; the status is 7 where anything is damaged"
-    parser = commands.add_parser("verify", help=what, description=sentence(what))
+    parser = add_command(commands, "verify", what, _verify)
     parser.add_argument("names", metavar="NAME", type=text, nargs="*", help="the name of a context (default: all, and the store)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line, for machines")
+    add_json(parser, "one JSON object a line")
     add_server(parser)
-    parser.set_defaults(run=_verify)
-    what = "copy a store to a new folder, while it is used"
-    parser = commands.add_parser("backup", help=what, description=sentence(what))
+    parser = add_command(commands, "backup", "copy a store to a new folder, while it is used", _backup)
     parser.add_argument("folder", metavar="FOLDER", type=text, help="a folder that is empty or not there, where the server is")
     links = "give the store's own files a second name: it takes no room, and what damages one damages both"
     parser.add_argument("--hard-links", action="store_true", help=links)
-    parser.add_argument("--json", action="store_true", help="print a JSON object, for machines")
+    add_json(parser)
     add_server(parser)
-    parser.set_defaults(run=_backup)
     what = "take in the contexts of another copy of a store's catalogue, whose files are there; no process has the store open"
-    parser = commands.add_parser("adopt", help=what, description=sentence(what))
+    parser = add_command(commands, "adopt", what, _adopt)
     parser.add_argument(
         "catalogue", metavar="CATALOG.DB", type=Path, help="the other copy, such as a newer one; it stays as it is"
     )
     parser.add_argument("--store", metavar="FOLDER", type=Path, required=True, help="the folder of the store")
-    parser.set_defaults(run=_adopt)
     what = "remove the files of a store that its catalogue does not know; nothing brings them back"
-    parser = commands.add_parser("gc", help=what, description=sentence(what))
+    parser = add_command(commands, "gc", what, _gc)
     parser.add_argument("--dry-run", action="store_true", help="only say which")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line, for machines")
+    add_json(parser, "one JSON object a line")
     add_server(parser)
-    parser.set_defaults(run=_gc)
-    what = "give back the space of what no context names any more"
-    parser = commands.add_parser("compact", help=what, description=sentence(what))
-    parser.add_argument("--json", action="store_true", help="print a JSON object, for machines")
+    parser = add_command(commands, "compact", "give back the space of what no context names any more", _compact)
+    add_json(parser)
     add_server(parser)
-    parser.set_defaults(run=_compact)
 
 
 def _verify(given: argparse.Namespace) -> int:

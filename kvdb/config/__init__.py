@@ -1,10 +1,7 @@
 """Settings: one frozen tree, with a table for each part of kvdb."""
 
-from kvdb.config.grpc_log import quiet_grpc
-from kvdb.config.log import LogConfig
-from kvdb.config.metrics import MetricsConfig
 from kvdb.config.query import ERROR_MAX, OWN_CACHE, CpuConfig, IndexConfig, OptimizerConfig, WindowConfig
-from kvdb.config.server import ServerConfig
+from kvdb.config.server import LogConfig, MetricsConfig, ServerConfig, quiet_grpc
 from kvdb.config.sources import Loaded, load, secrets, settings, trace, variable
 from kvdb.config.storage import GPU_DEVICE, MIB, StorageConfig
 from kvdb.config.timeouts import Timeouts

@@ -1,4 +1,4 @@
-"""Checks that settings hold what they are annotated with."""
+"""Checks that settings hold what they are annotated with, and no less than they may."""
 
 import math
 from collections.abc import Callable
@@ -29,3 +29,11 @@ def check_types(settings: object, table: str) -> None:
         value = getattr(settings, name)
         if not fits(value):
             raise ConfigError(f"{table}.{name} is {value!r}; expected {expected}")
+
+
+def check_least(settings: object, table: str, **least: float) -> None:
+    """Raises ConfigError where a field of `settings` is below the least that it may be. None, for no limit, is not."""
+    for name, lowest in least.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= lowest:
+            raise ConfigError(f"{table}.{name} is {value}; expected at least {lowest}")

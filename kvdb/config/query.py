@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import indexes.registry as registry
-from kvdb.config.checks import check_types
+from kvdb.config.checks import check_least, check_types
 from kvdb.errors import ConfigError
 
 THREADS_MAX = 1024
@@ -65,10 +65,7 @@ class WindowConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "window")
-        if self.sink_tokens < 0 or self.recent_tokens < 0:
-            raise ConfigError(
-                f"window.sink_tokens is {self.sink_tokens} and window.recent_tokens {self.recent_tokens}; expected 0 or more"
-            )
+        check_least(self, "window", sink_tokens=0, recent_tokens=0)
 
 
 @dataclass(frozen=True)
@@ -99,9 +96,6 @@ class IndexConfig:
         for kind in (*self.at_store, *filter(None, [self.on_demand])):
             if kind not in registry.KINDS:
                 raise ConfigError(f"indexes names the kind {kind!r}; expected one of {', '.join(registry.KINDS)}")
-        if self.segment_tokens_min < 1 or self.threads < 1:
-            raise ConfigError("indexes.segment_tokens_min and indexes.threads must be at least 1")
-        if self.opened_often < 1 or (self.bytes_max is not None and self.bytes_max < 0):
-            raise ConfigError("indexes.opened_often must be at least 1, and indexes.bytes_max not negative, or none")
-        if self.tail_tokens < 0 or self.sample_queries < 0:
-            raise ConfigError("indexes.tail_tokens and indexes.sample_queries must not be negative")
+        check_least(
+            self, "indexes", segment_tokens_min=1, threads=1, opened_often=1, tail_tokens=0, sample_queries=0, bytes_max=0
+        )

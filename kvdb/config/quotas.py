@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 
-from kvdb.config.checks import check_types
+from kvdb.config.checks import check_least, check_types
 from kvdb.config.texts import parsed
 from kvdb.errors import ConfigError
 
@@ -30,9 +30,7 @@ class QuotasConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "quotas")
-        for name in _LIMITS:
-            if getattr(self, name) < 0:
-                raise ConfigError(f"quotas.{name} is {getattr(self, name)}; expected 0, for no limit, or more")
+        check_least(self, "quotas", **dict.fromkeys(_LIMITS, 0))
         for tenant in self.exceptions:
             self.of(tenant)
 

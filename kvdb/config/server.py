@@ -1,12 +1,15 @@
-"""The settings of `kvdb serve`."""
+"""The settings of `kvdb serve`: how it answers, what it writes, and the port for those who watch it."""
 
+import os
 from dataclasses import dataclass, field
 
-from kvdb.config.checks import check_types
+from kvdb.config.checks import check_least, check_types
 from kvdb.config.storage import MIB
 from kvdb.errors import ConfigError
 
 LOCAL_SOCKET_BYTES_MAX = 100
+FORMATS = ("human", "json")
+LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,7 @@ class ServerConfig:
         self._check_tls()
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"server.port is {self.port}; expected 0 to 65535")
-        for name, least in (("workers", 1), ("requests_max", 1), ("queue_max", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"server.{name} is {getattr(self, name)}; expected at least {least}")
-        if self.message_bytes_max < MIB:
-            raise ConfigError(f"server.message_bytes_max is {self.message_bytes_max}; expected at least {MIB} bytes")
+        check_least(self, "server", workers=1, requests_max=1, queue_max=0, message_bytes_max=MIB, drain_seconds=0)
         if self.request_bytes_max < self.message_bytes_max:
             raise ConfigError(
                 f"server.request_bytes_max is {self.request_bytes_max}; expected at least server.message_bytes_max, which is "
@@ -80,11 +79,51 @@ class ServerConfig:
                 f"server.local_socket has {len(self.local_socket.encode())} bytes; expected at most {LOCAL_SOCKET_BYTES_MAX}, "
                 "which is what the system takes as the path of a socket"
             )
-        if self.drain_seconds < 0:
-            raise ConfigError(f"server.drain_seconds is {self.drain_seconds}; expected 0 or more seconds")
 
     def _check_tls(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key) or (self.tls_client_ca and not self.tls_cert):
             raise ConfigError("server.tls_cert and server.tls_key go together, and server.tls_client_ca needs both")
         if self.tls_tenants and not self.tls_client_ca:
             raise ConfigError("server.tls_tenants needs server.tls_client_ca, whose certificates name the tenants")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What `kvdb serve` writes to stderr, a line for each thing that happens.
+
+    format: human or json. level: the least that is written: debug, info, warning or error.
+    """
+
+    format: str = "human"
+    level: str = "info"
+
+    def __post_init__(self) -> None:
+        check_types(self, "log")
+        for name, known in (("format", FORMATS), ("level", LEVELS)):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"log.{name} is {getattr(self, name)!r}; expected one of {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class MetricsConfig:
+    """The HTTP port of `kvdb serve`, with its health, its metrics and its console. Nothing can be changed through it.
+
+    host: an address. port: None for no HTTP, 0 picks a free one. Other machines may reach it only where the server asks for a
+    token, which this port asks for too, but for the two answers about health. host_names: under which
+    names it may be asked where there is no token, beside addresses, localhost and `host`.
+    """
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    host_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_types(self, "metrics")
+        if self.port is not None and not 0 <= self.port <= 65535:
+            raise ConfigError(f"metrics.port is {self.port}; expected 0 to 65535")
+
+
+def quiet_grpc() -> None:
+    """Keep gRPC's own lines from the terminal, as errors say what they say. gRPC reads this once, when it is imported; what the
+    user has set stays."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -3,11 +3,9 @@
 from dataclasses import dataclass, field
 from typing import get_type_hints
 
-from kvdb.config.log import LogConfig
-from kvdb.config.metrics import MetricsConfig
 from kvdb.config.query import CpuConfig, IndexConfig, OptimizerConfig, WindowConfig
 from kvdb.config.quotas import QuotasConfig
-from kvdb.config.server import ServerConfig
+from kvdb.config.server import LogConfig, MetricsConfig, ServerConfig
 from kvdb.config.storage import StorageConfig
 from kvdb.errors import ConfigError
 

@@ -73,7 +73,7 @@ def calibrate() -> Calibration:
     gc.disable()
     store = BlockStore(StorageConfig())
     try:
-        measuring = _Measuring(store)
+        measuring = _CpuMeasuring(store)
         times = kernels.measure(measuring.kernel_calls(), KERNELS_S)
         kernels.use(times)
         return Calibration(measuring.machine(), times)
@@ -83,7 +83,7 @@ def calibrate() -> Calibration:
             gc.enable()
 
 
-class _Measuring:
+class _CpuMeasuring:
     """Times calls of the kernels on one layer of a model."""
 
     def __init__(self, store: BlockStore) -> None:

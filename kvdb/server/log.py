@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from time import monotonic
 
-from kvdb.config.log import LogConfig
+from kvdb.config import LogConfig
 from kvdb.events import Event, Fact, Kind, origin
 
 LEVELS: Mapping[Kind, int] = {

@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given
 
-from benchmarks.blend_first import First
-from benchmarks.blend_random import Random
+from benchmarks.blend_strategies import First, Random
 from kvdb.blend.strategies import Recompute, inside
 from tests.kvdb.blend.test_strategies import RATIOS, spans
 

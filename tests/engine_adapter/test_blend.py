@@ -6,8 +6,7 @@ import torch
 import transformers
 
 import kvdb
-from benchmarks.blend_first import First
-from benchmarks.blend_random import Random
+from benchmarks.blend_strategies import First, Random
 from engine_adapter.transformers import attach
 from kvdb.errors import AlreadyExists, IntegrityError, InvalidArgument, SpecMismatch, Unsupported
 from tests.engine_adapter.tiny import build, prompts

@@ -8,7 +8,7 @@ from kvdb.storage.eviction.base import EvictionPolicy, K
 
 TURNOVER = 0.35
 """How much longer an entry stays that was used again once, in times that all entries are replaced; with the square root of the
-uses. Chosen on the conversations of Mooncake's trace (`benchmarks/eviction.py`), where the hit rates are flat around it."""
+uses. Chosen on the conversations of Mooncake's trace (docs/decisions/020), where the hit rates are flat around it."""
 USES_MAX = 16
 GHOSTS = 4
 """What left is remembered until four times as many bytes left after it."""

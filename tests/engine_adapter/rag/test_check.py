@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.rag.check import Check, Checked, CheckPrompt, check, f1
+from engine_adapter.rag.check import Check, CheckPrompt, CheckRow, check, f1
 from kvdb.errors import InvalidArgument, NotFound
 
 
@@ -43,10 +43,10 @@ def test_a_check_compares_with_the_models_own_answers(rag, write):
 
 def test_a_table_without_known_answers_says_so():
     rows = tuple(
-        Checked(ratio, same, same, same, 0, 1, None, 0.1, 0, ("",))
+        CheckRow(ratio, same, same, same, 0, 1, None, 0.1, 0, ("",))
         for ratio, same in ((0, 0.99), (0.1, 0.5), (0.3, 0.98), (1, 1.0))
     )
-    found = Check(rows, Checked(None, 1, 1, 1, 0, 1, None, 0.2, 0, ("",)))
+    found = Check(rows, CheckRow(None, 1, 1, 1, 0, 1, None, 0.2, 0, ("",)))
     assert " - " in str(found)
     assert "2.0x" in str(found)
 

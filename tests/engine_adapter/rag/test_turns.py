@@ -2,12 +2,12 @@
 
 import threading
 
-from engine_adapter.rag.turns import Turns
+from engine_adapter.rag.attached import FairLock
 from tests.waiting import until
 
 
 def test_who_comes_first_is_served_first():
-    turns, served, threads = Turns(), [], []
+    turns, served, threads = FairLock(), [], []
 
     def work(number):
         with turns.mine():
@@ -25,7 +25,7 @@ def test_who_comes_first_is_served_first():
 
 
 def test_an_error_ends_a_turn():
-    turns = Turns()
+    turns = FairLock()
     try:
         with turns.mine():
             raise RuntimeError

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_adapter.rag import Retrieved
-from engine_adapter.rag.recut import recut
+from engine_adapter.rag.chunks import recut
 from kvdb.errors import InvalidArgument, NotFound
 from tests.engine_adapter.rag.characters import Characters
 from tests.engine_adapter.rag.test_shared_documents import two  # noqa: F401  # a fixture

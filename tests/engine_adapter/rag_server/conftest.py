@@ -5,7 +5,7 @@ from starlette.testclient import TestClient
 
 from engine_adapter.rag import ChatFormat, RagEngine
 from engine_adapter.rag_server.app import Endpoint
-from engine_adapter.rag_server.settings import Settings
+from engine_adapter.rag_server.settings import EndpointSettings
 from kvdb.client.client import Client
 from tests.engine_adapter.rag import chats
 
@@ -25,7 +25,7 @@ def offer(rag):
     opened = []
 
     def make(**settings):
-        endpoint = Endpoint(rag, Settings(MODEL, **{"new_tokens": 8, **settings}))
+        endpoint = Endpoint(rag, EndpointSettings(MODEL, **{"new_tokens": 8, **settings}))
         client = TestClient(endpoint.app(), raise_server_exceptions=False)
         client.__enter__()
         opened.append((endpoint, client))

@@ -67,7 +67,7 @@ def test_a_seed_makes_sampling_the_same(ask):
 
 def test_the_last_token_of_a_turn_is_a_stop(ask, rag, monkeypatch):
     told = rag.chat(SAID, max_new_tokens=8, do_sample=False)
-    monkeypatch.setattr(rag._answering._attached.model.generation_config, "eos_token_id", told.tokens[3])
+    monkeypatch.setattr(rag._attached.model.generation_config, "eos_token_id", told.tokens[3])
     assert told.tokens[3] in rag.ends
     assert ask(max_tokens=4).json()["choices"][0]["finish_reason"] == "stop"
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from engine_adapter.rag_server.app import Endpoint
-from engine_adapter.rag_server.settings import Settings
+from engine_adapter.rag_server.settings import EndpointSettings
 from tests.engine_adapter.rag_server.conftest import MODEL
 from tests.waiting import until
 
@@ -55,7 +55,7 @@ def test_an_answer_ends_at_the_next_token_and_the_model_is_free(rag, monkeypatch
         return answer
 
     monkeypatch.setattr(type(rag), "chat", counted)
-    endpoint = Endpoint(rag, Settings(MODEL))
+    endpoint = Endpoint(rag, EndpointSettings(MODEL))
     try:
         sent = asyncio.run(asked_and_left(endpoint, 3, stream=True))
         assert len(sent) < TOKENS

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_adapter.rag_server.stops import StopText
+from engine_adapter.rag_server.completion import StopText
 
 TEXT = st.text("ab", max_size=6)
 

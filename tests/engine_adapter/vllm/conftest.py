@@ -11,7 +11,7 @@ import torch
 
 from engine_adapter.contexts import ModelContexts
 from engine_adapter.models.pretrained import REASON, real_model_folder
-from engine_adapter.vllm.layout import BlockLayout
+from engine_adapter.vllm.layout import PackedLayout
 
 BLOCK = 16
 BLOCKS = 12
@@ -60,7 +60,7 @@ def packing(spec):
 
 @pytest.fixture
 def layout(packing, spec):
-    return BlockLayout.learn(packing.write, packing.cache(), spec.kv_heads, BLOCK, spec.head_dim)
+    return PackedLayout.learn(packing.write, packing.cache(), spec.kv_heads, BLOCK, spec.head_dim)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from engine_adapter.contexts import ModelContexts
 from engine_adapter.vllm.answers import Answers, place
 from engine_adapter.vllm.attention_options import AttentionOptions
 from engine_adapter.vllm.presence import Presence
-from engine_adapter.vllm.requests import Decode
+from engine_adapter.vllm.requests import Decoding
 from kvdb.errors import InvalidArgument
 from tests.engine_adapter.vllm.conftest import BLOCK
 from tests.reference import TOLERANCE, attention, relative_error
@@ -32,7 +32,7 @@ def batch_of(*rows, columns=4):
 
 
 def decode_of(blocks, computed, name="r", tokens=()):
-    return Decode(name, np.asarray(tokens, np.int32), "", computed, blocks)
+    return Decoding(name, np.asarray(tokens, np.int32), "", computed, blocks)
 
 
 def test_rows_are_found_by_their_blocks_whatever_their_order():

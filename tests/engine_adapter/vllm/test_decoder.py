@@ -6,7 +6,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import kvdb
-from engine_adapter.recompute import Pass, Selection
+from engine_adapter.recompute import Pass, SelectedTokens
 from engine_adapter.transformers import attach
 from engine_adapter.transformers.recompute import recompute
 from engine_adapter.vllm.decoder import Decoder
@@ -96,7 +96,7 @@ def test_what_is_recomputed_is_what_transformers_recomputes(model, shaped, ratio
         parts = [SYSTEM, a, GAP, b, a]
         with db.create_session(engine.spec, parts=parts) as right, db.create_session(engine.spec, parts=parts) as own:
             expected = recompute(model, right, Recompute.of(ratio))
-            selection = Selection(own, Recompute.of(ratio))
+            selection = SelectedTokens(own, Recompute.of(ratio))
             Decoder(shaped.attentions).recompute(Pass(own, selection))
             done = selection.result(own, 0.0)
             for fresh, there in zip(read(own), read(right), strict=True):

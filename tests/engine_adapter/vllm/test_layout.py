@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from engine_adapter.vllm.layout import BlockLayout
+from engine_adapter.vllm.layout import PackedLayout
 from kvdb.errors import Unsupported
 from tests.engine_adapter.vllm.conftest import BLOCK
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_packing_is_learnt_in_any_dtype(packing, spec, dtype):
-    layout = BlockLayout.learn(packing.write, packing.cache(dtype), spec.kv_heads, BLOCK, spec.head_dim)
+    layout = PackedLayout.learn(packing.write, packing.cache(dtype), spec.kv_heads, BLOCK, spec.head_dim)
     assert torch.equal(layout.offsets, packing.order)
 
 
@@ -35,9 +35,9 @@ def test_it_writes_as_the_operation_does(packing, layout, make_kv, spec, start, 
 
 def test_blocks_of_other_numbers_are_refused(packing, spec):
     with pytest.raises(Unsupported, match="contiguous"):
-        BlockLayout.learn(packing.write, packing.cache(), spec.kv_heads, BLOCK * 2, spec.head_dim)
+        PackedLayout.learn(packing.write, packing.cache(), spec.kv_heads, BLOCK * 2, spec.head_dim)
     with pytest.raises(Unsupported, match="contiguous"):
-        BlockLayout.learn(packing.write, packing.cache().transpose(0, 1), spec.kv_heads, BLOCK, spec.head_dim)
+        PackedLayout.learn(packing.write, packing.cache().transpose(0, 1), spec.kv_heads, BLOCK, spec.head_dim)
 
 
 def test_an_operation_that_changes_numbers_is_refused(packing, spec):
@@ -45,4 +45,4 @@ def test_an_operation_that_changes_numbers_is_refused(packing, spec):
         packing.write(key / 2, value, cache, slots)
 
     with pytest.raises(Unsupported, match="another form"):
-        BlockLayout.learn(halve, packing.cache(), spec.kv_heads, BLOCK, spec.head_dim)
+        PackedLayout.learn(halve, packing.cache(), spec.kv_heads, BLOCK, spec.head_dim)

@@ -5,8 +5,7 @@ import pytest
 
 from engine_adapter.contexts import ModelContexts
 from engine_adapter.vllm import shared_client
-from engine_adapter.vllm.lookups import Lookups
-from engine_adapter.vllm.presence import Presence
+from engine_adapter.vllm.presence import Lookups, Presence
 from kvdb.errors import KvdbError
 
 TOKENS = np.arange(20, dtype=np.int32)

@@ -11,8 +11,7 @@ import kvdb
 from engine_adapter.contexts import ModelContexts
 from engine_adapter.vllm.journal import Journal
 from engine_adapter.vllm.loads import Filling, Loads
-from engine_adapter.vllm.lookups import Lookups
-from engine_adapter.vllm.presence import PAUSE_SECONDS, Presence
+from engine_adapter.vllm.presence import PAUSE_SECONDS, Lookups, Presence
 from engine_adapter.vllm.requests import Transfer
 from engine_adapter.vllm.saves import Saves
 from kvdb.errors import CapacityError, Unavailable

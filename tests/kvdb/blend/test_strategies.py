@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvdb.blend.strategies as strategies
-from benchmarks.blend_first import First
-from benchmarks.blend_random import Random
+from benchmarks.blend_strategies import First, Random
 from kvdb.blend.strategies import DEFAULT_ERROR_MAX, ByDeviation, Recompute, inside
 from kvdb.errors import InvalidArgument
 

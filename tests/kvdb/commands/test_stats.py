@@ -12,9 +12,8 @@ from kvdb.__main__ import main
 from kvdb.attention.observation import Observation
 from kvdb.client.client import Client
 from kvdb.commands import heat_map
-from kvdb.commands.measures import DRAWN, FORMS
+from kvdb.commands.measures import DRAWN, FORMS, text_map
 from kvdb.commands.stats_table import audited
-from kvdb.commands.text_map import text_map
 from kvdb.config import Config, ServerConfig, StorageConfig
 from kvdb.database import Database
 from kvdb.errors import InvalidArgument

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvdb
-from kvdb.config.log import LogConfig
+from kvdb.config import LogConfig
 from kvdb.errors import ConfigError, InternalError
 from kvdb.events import Events, Kind, Origin, originating
 from kvdb.rpc import kvdb_pb2 as pb
