@@ -255,7 +255,7 @@ def fuzzed(folder: Path, seed: int, *, admin: bool = False, store: bool = False)
             server.stop(grace=0)
     if store:
         with database(config=config) as engine:
-            if engine.contexts() or engine.check_store():
+            if engine.contexts() or engine.verify_store():
                 raise Finding(f"seed {seed}: the store holds {engine.contexts()} after all was dropped")
 
 

@@ -159,7 +159,7 @@ class RemoteSession:
         with self._lock:
             self._check_open()
             request = pb.TruncateRequest(session_id=self.id, tokens=tokens)
-            reply: pb.TruncateReply = self.connection.call(self.connection.stub.Truncate, request)
+            reply: pb.TruncateReply = self.connection.call(request)
             self.truncated(reply, tokens)
 
     def truncated(self, reply: pb.TruncateReply, tokens: int) -> None:
@@ -182,7 +182,7 @@ class RemoteSession:
     def fork(self) -> "RemoteSession":
         """Another session over the same tokens. Raises SessionClosed."""
         self._check_open()
-        reply = self.connection.call(self.connection.stub.Fork, pb.ForkRequest(session_id=self.id))
+        reply = self.connection.call(pb.ForkRequest(session_id=self.id))
         return RemoteSession(self.connection, self.spec, reply, self.tokens, self._sessions)
 
     def store(
@@ -192,26 +192,26 @@ class RemoteSession:
         self._check_open()
         request = messages.store(self.id, name, tokens, chunk, retention)
         self.connection.check_size("the list of tokens", len(request.tokens))
-        return codec.from_info(self.connection.call(self.connection.stub.Store, request))
+        return codec.from_info(self.connection.call(request))
 
     def explain(self, layer: int, options: QueryOptions, analyze: bool = False) -> Plan:
         """The plan of this layer's next query; see `kvdb.session.state.SessionState.explain`, whose errors it raises."""
         self.check_layer(layer)
         request = pb.ExplainRequest(session_id=self.id, layer=layer, analyze=analyze)
         put_query_options(request, options)
-        reply: pb.ExplainReply = self.connection.call(self.connection.stub.Explain, request)
+        reply: pb.ExplainReply = self.connection.call(request)
         return from_plan(reply.plan)
 
     def plan_recompute(self, seconds: float | None, floor: float, ratio: float | None) -> Choice:
         """How much to recompute; see `kvdb.session.state.SessionState.plan_recompute`, whose errors it raises."""
         self._check_open()
         request = pb.PlanRecomputeRequest(session_id=self.id, seconds=seconds, floor=floor, ratio=ratio)
-        return from_choice(self.connection.call(self.connection.stub.PlanRecompute, request).choice)
+        return from_choice(self.connection.call(request).choice)
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
         self._check_open()
-        return codec.from_stats(self.connection.call(self.connection.stub.Stats, pb.StatsRequest(session_id=self.id)))
+        return codec.from_stats(self.connection.call(pb.StatsRequest(session_id=self.id)))
 
     def close(self) -> None:
         """Give everything back. Closing twice does nothing, and neither does closing a session whose server is gone, or lets this
@@ -222,7 +222,7 @@ class RemoteSession:
         if not self.forget():
             return
         with suppress(Unavailable, Unauthenticated):  # the server's sessions went with it, or this one expires there
-            self.connection.call(self.connection.stub.CloseSession, pb.CloseSessionRequest(session_id=self.id))
+            self.connection.call(pb.CloseSessionRequest(session_id=self.id))
 
     def forget(self) -> bool:
         """End the session here alone; whether it was open, so that the server is to be told."""
