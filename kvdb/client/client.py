@@ -216,11 +216,11 @@ class Client:
         """
         query, given = query_options(options, **keywords), transports_of(sessions)
         with deadlines.within(timeout):
-            out = self._transport.step_together(given, layer, q, k, v, query, starts)
+            out = self._transport.step(given, layer, q, k, v, query, starts)
             if out is not None:
                 return out
             arrays = to_numpy(q), to_numpy(k), to_numpy(v)
-            return like(self._transport.attend_together(given, layer, *arrays, query, starts), q)
+            return like(self._transport.attend(given, layer, *arrays, query, starts), q)
 
     def attention(
         self,
@@ -238,7 +238,7 @@ class Client:
         """
         query = query_options(options, **keywords)
         with deadlines.within(timeout):
-            return like(self._transport.attention_together(transports_of(sessions), layer, to_numpy(q), query), q)
+            return like(self._transport.attention(transports_of(sessions), layer, to_numpy(q), query), q)
 
     def store(
         self,

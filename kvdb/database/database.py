@@ -186,7 +186,7 @@ class Database:
         return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, terms)
 
     @counted_call
-    def attend_together(
+    def attend(
         self, sessions: Sequence[object], layer: int, q: Array, k: Array, v: Array, options: QueryOptions, starts: Starts = None
     ) -> Array:
         """One step of several of its sessions; see `kvdb.session.batch.attend`. Raises InvalidArgument for a session of another
@@ -194,14 +194,14 @@ class Database:
         return batch.attend(self._own(sessions), layer, q, k, v, options, starts)
 
     @counted_call
-    def step_together(
+    def step(
         self, sessions: Sequence[object], layer: int, q: Any, k: Any, v: Any, options: QueryOptions, starts: Starts = None
     ) -> Any | None:
-        """`attend_together` on the GPU alone; see `kvdb.session.batch.step`. Raises InvalidArgument as `attend_together` does."""
+        """`attend` on the GPU alone; see `kvdb.session.batch.step`. Raises InvalidArgument as `attend` does."""
         return None if self.gpu is None else batch.step(self._own(sessions), layer, q, k, v, options, starts)
 
     @counted_call
-    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
+    def attention(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
         """A query of several of its sessions; see `kvdb.session.batch.attention`. Raises InvalidArgument for a session of another
         database."""
         return batch.attention(self._own(sessions), layer, q, options)

@@ -195,24 +195,26 @@ CALLS = (
         answers=PLANS,
     ),
     # Of sessions.
-    WireCall("CreateSession", group="attend", tenant=Tenant.BY_HAND),
+    WireCall("CreateSession", "create_session", group="attend", tenant=Tenant.BY_HAND),
     WireCall("CreateSessions", group="attend", tenant=Tenant.BY_HAND),
     WireCall("Update", group="attend", tenant=Tenant.ALIKE, shared=CallKind.UPDATE),
-    WireCall("UpdateSessions", group="attend", tenant=Tenant.ALIKE, shared=CallKind.UPDATE_TOGETHER),
+    WireCall("UpdateSessions", "update_sessions", group="attend", tenant=Tenant.ALIKE, shared=CallKind.UPDATE_TOGETHER),
     WireCall("Attention", group="attend", repeated=True, tenant=Tenant.ALIKE, shared=CallKind.ATTENTION),
     WireCall("Attend", group="attend", tenant=Tenant.ALIKE, shared=CallKind.ATTEND),
-    WireCall("AttendTogether", group="attend", tenant=Tenant.ALIKE, shared=CallKind.ATTEND_TOGETHER),
-    WireCall("AttentionTogether", group="attend", repeated=True, tenant=Tenant.ALIKE, shared=CallKind.ATTENTION_TOGETHER),
+    WireCall("AttendTogether", "attend", group="attend", tenant=Tenant.ALIKE, shared=CallKind.ATTEND_TOGETHER),
+    WireCall(
+        "AttentionTogether", "attention", group="attend", repeated=True, tenant=Tenant.ALIKE, shared=CallKind.ATTENTION_TOGETHER
+    ),
     WireCall("Decode", group="attend", tenant=Tenant.ALIKE),
     WireCall("Fork", group="attend", tenant=Tenant.ALIKE),
     WireCall("Truncate", group="attend", repeated=True, tenant=Tenant.ALIKE),
-    WireCall("TruncateSessions", group="attend", repeated=True, tenant=Tenant.ALIKE),
+    WireCall("TruncateSessions", "truncate_sessions", group="attend", repeated=True, tenant=Tenant.ALIKE),
     WireCall("Store", group="store", tenant=Tenant.BY_HAND),
     WireCall("Explain", group="attend", repeated=True, tenant=Tenant.ALIKE),
     WireCall("PlanRecompute", group="attend", repeated=True, tenant=Tenant.ALIKE),
     WireCall("Stats", repeated=True, tenant=Tenant.ALIKE),
     WireCall("CloseSession", tenant=Tenant.ALIKE),
-    WireCall("CloseSessions", tenant=Tenant.ALIKE),
+    WireCall("CloseSessions", "close_sessions", tenant=Tenant.ALIKE),
 )
 
 OF_REQUEST: Mapping[type[Message], WireCall] = {call.request_type: call for call in reversed(CALLS)}

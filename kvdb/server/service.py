@@ -142,13 +142,13 @@ class KvdbService:
         q, k, v = (codec.from_array(array) for array in (request.q, request.k, request.v))
         options, starts = to_query_options(request), list(request.starts) or None
         with self._sessions.borrow_all(request.session_ids) as sessions:
-            out = self.queries.attend_together(sessions, request.layer, q, k, v, options, starts)
+            out = self.queries.attend(sessions, request.layer, q, k, v, options, starts)
         return pb.AttentionReply(out=codec.to_array(out))
 
     def attention_together(self, request: pb.AttentionTogetherRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
         q, options = codec.from_array(request.q), to_query_options(request)
         with self._sessions.borrow_all(request.session_ids) as sessions:
-            return pb.AttentionReply(out=codec.to_array(self.queries.attention_together(sessions, request.layer, q, options)))
+            return pb.AttentionReply(out=codec.to_array(self.queries.attention(sessions, request.layer, q, options)))
 
     def decode(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[pb.DecodeReply]:
         with self._streams.opened(context) as stream, closing(self._incoming(stream.client)) as incoming:

@@ -127,7 +127,7 @@ class RemoteDatabase:
         reply: pb.SessionReply = connection.call(request)
         return RemoteSession(connection, spec, reply, codec.from_tokens(reply.tokens), self._sessions)
 
-    def attend_together(
+    def attend(
         self,
         sessions: Sequence[object],
         layer: int,
@@ -137,7 +137,7 @@ class RemoteDatabase:
         options: QueryOptions,
         starts: Sequence[int] | None = None,
     ) -> Array:
-        """One step of several sessions; see `kvdb.database.Database.attend_together`, whose errors it raises, and
+        """One step of several sessions; see `kvdb.database.Database.attend`, whose errors it raises, and
         MessageTooLarge."""
         connection = self._connected()
         ids = self._ids(sessions, layer)
@@ -148,11 +148,11 @@ class RemoteDatabase:
         request = messages.attend_together(ids, layer, (q, k, v), options, starts)
         return codec.from_array(connection.call(request).out).copy()
 
-    def step_together(self, *_: object) -> None:
-        """Nothing: the caller's arrays travel as numpy has them, by `attend_together`."""
+    def step(self, *_: object) -> None:
+        """Nothing: the caller's arrays travel as numpy has them, by `attend`."""
 
-    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
-        """A query of several sessions; see `kvdb.database.Database.attention_together`, and `attend_together`."""
+    def attention(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
+        """A query of several sessions; see `kvdb.database.Database.attention`, and `attend`."""
         connection = self._connected()
         ids = self._ids(sessions, layer)
         if ids and (out := self._together(sessions).attention_together(ids, layer, q, options)) is not None:

@@ -146,9 +146,9 @@ class SharedCalls:
         shape = request.tokens, spec.head_dim
         q = self._region.view(request.q, (count, spec.q_heads, *shape), spec.numpy_dtype)
         if request.kind == CallKind.ATTENTION_TOGETHER:
-            return self._queries.attention_together(sessions, head.layer, q, head.options)
+            return self._queries.attention(sessions, head.layer, q, head.options)
         k, v = (self._region.view(at, (count, spec.kv_heads, *shape), spec.numpy_dtype) for at in (request.k, request.v))
-        return self._queries.attend_together(sessions, head.layer, q, k, v, head.options, head.starts)
+        return self._queries.attend(sessions, head.layer, q, k, v, head.options, head.starts)
 
     def _update_several(self, request: SharedRequest) -> int:
         head = self._head(request)
