@@ -8,8 +8,9 @@ import pytest
 
 from kvdb.client.remote.imports import METHOD
 from kvdb.client.remote.stream import DECODE
+from kvdb.rpc.call import SERVICE
 from kvdb.server.interceptors import UnaryCalls
-from kvdb.server.service import SERVICE, handlers
+from kvdb.server.service import handlers
 
 ROOT = Path(__file__).parents[3]
 PROTO = "proto/kvdb/rpc/kvdb.proto"
