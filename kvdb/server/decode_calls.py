@@ -36,7 +36,7 @@ def attention_at(session: SessionState, request: pb.AttentionAtRequest) -> Array
 
 def deviation(session: SessionState, request: pb.DeviationRequest) -> Array:
     k, v = from_array(request.k), from_array(request.v)
-    return session.measure_deviation(request.layer, from_positions(request.positions), k, v, request.score or None)
+    return session.deviation(request.layer, from_positions(request.positions), k, v, request.score or None)
 
 
 TOKENS_COUNTED_MAX = 1 << 20

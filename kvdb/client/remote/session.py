@@ -142,8 +142,8 @@ class RemoteSession:
             requests = self._placed_requests("attention_at", layer, positions, q=q)
             return joined([writable(self._decode(request)) for request in requests])
 
-    def measure_deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
-        """Measure how far fresh KV is from stored KV; see `kvdb.session.state.SessionState.measure_deviation`, whose
+    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
+        """Measure how far fresh KV is from stored KV; see `kvdb.session.state.SessionState.deviation`, whose
         errors it raises."""
         with self._lock:
             self.check_layer(layer)
