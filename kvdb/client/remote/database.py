@@ -20,6 +20,7 @@ from kvdb.client.remote.reading import read
 from kvdb.client.remote.session import RemoteSession
 from kvdb.client.remote.shared_memory.calls import SharedCalls
 from kvdb.client.remote.shared_memory.imports import SharedImport
+from kvdb.client.transport import ImportTransport, SessionTransport
 from kvdb.config import Timeouts, Tls
 from kvdb.errors import KvdbError, Unavailable
 from kvdb.rpc import codec
@@ -82,7 +83,7 @@ class RemoteDatabase:
         base: int | None = None,
         retention: Retention = DEFAULT_RETENTION,
         salt: str = "",
-    ) -> RemoteImport | SharedImport:
+    ) -> ImportTransport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         begin = messages.import_begin(spec, tokens, name, base, retention, salt)
@@ -99,7 +100,7 @@ class RemoteDatabase:
         share: bool = False,
         label: str = "",
         expected_tokens: int | None = None,
-    ) -> RemoteSession:
+    ) -> SessionTransport:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = validate.token_ids(tokens)
@@ -116,7 +117,7 @@ class RemoteDatabase:
         salt: str = "",
         *,
         expected_tokens: int | None = None,
-    ) -> RemoteSession:
+    ) -> SessionTransport:
         """A session over several parts; see `kvdb.database.Database.create_session_of_parts`, whose errors it raises, and
         MessageTooLarge."""
         connection = self._connected()
@@ -210,7 +211,7 @@ class RemoteDatabase:
         salt: str = "",
         *,
         expected_tokens: int | None = None,
-    ) -> list[RemoteSession]:
+    ) -> Sequence[SessionTransport]:
         """A session for each prompt; see `kvdb.database.Database.create_sessions`, whose errors it raises."""
         connection = self._connected()
         ids = []

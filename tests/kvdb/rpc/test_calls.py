@@ -1,10 +1,13 @@
 """The table of calls says each call once, and every floor calls it alike."""
 
+import ast
 from inspect import isfunction, signature
+from pathlib import Path
 
 import pytest
 
 import kvdb
+import kvdb.client
 from kvdb.client.remote.database import RemoteDatabase
 from kvdb.database import Database
 from kvdb.rpc import kvdb_pb2 as pb
@@ -14,6 +17,12 @@ from kvdb.server.service import KvdbService, snake
 from kvdb.server.tenancy.database import TenantDatabase
 
 METHODS = sorted(OF_METHOD)
+BY_HAND = sorted(
+    name
+    for name, method in vars(RemoteDatabase).items()
+    if isfunction(method) and not name.startswith("_") and name != "step" and "values" not in signature(method).parameters
+)
+"""What a database on a server does otherwise than by asking; `step` is never carried out there."""
 
 
 def test_the_table_has_every_call_of_the_contract():
@@ -36,6 +45,25 @@ def test_arguments_stand_in_their_order_in_the_request(method):
         assert all(parameter.default is not parameter.empty for parameter in parameters[len(names) :])
     if call.tenant in {Tenant.OWN, Tenant.READS}:
         assert parameters[0].name == "name"
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_database_on_a_server_takes_the_same_arguments(name):
+    """But for those that have a default, and are for the server alone."""
+    given, taken = (signature(getattr(kind, name)).parameters for kind in (RemoteDatabase, Database))
+    assert [parameter for parameter in taken if parameter in given] == list(given)
+    assert all(taken[left].default is not taken[left].empty for left in set(taken) - set(given))
+
+
+def test_what_a_client_asks_is_there_on_both_transports():
+    asked = {
+        node.attr
+        for file in ("client", "context")
+        for node in ast.walk(ast.parse(Path(f"{kvdb.client.__path__[0]}/{file}.py").read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self._transport"
+    }
+    assert len(asked) > 30
+    assert all(hasattr(transport, name) for name in asked for transport in (Database, RemoteDatabase))
 
 
 def test_one_call_of_the_contract_may_be_several():
