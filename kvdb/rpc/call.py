@@ -1,7 +1,7 @@
 """What is said of a call once; `kvdb.rpc.calls` says it of each."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from enum import Enum, auto
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -43,8 +43,8 @@ class Form(NamedTuple):
 class WireCall:
     """One call of the contract (`proto/kvdb/rpc/kvdb.proto`), which says what its messages hold.
 
-    rpc: its name there. method: its name everywhere else: of the client, of what carries it, of the database; "" for a call of
-    a session, and for one that is part of several methods. group: the field of `Timeouts` that limits it. repeated: whether gRPC
+    rpc: its name there. method: its name everywhere else: of the client, of what carries it, of the database; "" for one
+    that is part of several methods. group: the field of `Timeouts` that limits it. repeated: whether gRPC
     makes it again where the server is unavailable, because done twice it does what it does once. tenant: what it is to a tenant.
     long: whether it holds a thread of the server for long, and counts among the streams therefore. shared: the request that
     carries it through shared memory; such a call uses the engine as steps of decoding do.
@@ -81,6 +81,11 @@ class WireCall:
         """The message."""
         return GetMessageClass(self.contract.output_type)
 
+    @cached_property
+    def of_session(self) -> bool:
+        """Whether its method is a session's, which the request names beside the method's arguments."""
+        return "session_id" in self.contract.input_type.fields_by_name
+
     @property
     def path(self) -> str:
         """Its name for gRPC."""
@@ -96,8 +101,7 @@ class WireCall:
         """The request of the method's arguments. Raises what `validate` raises."""
         if self.asks is not None:
             return self.asks.to(*values, **named)
-        names = [field.name for field in self.contract.input_type.fields]
-        request: Message = self.request_type(**dict(zip(names, values, strict=False)), **named)
+        request: Message = self.request_type(**dict(zip(self._fields, values, strict=False)), **named)
         return request
 
     def arguments(self, request: Message) -> Sequence[Any]:
@@ -105,7 +109,7 @@ class WireCall:
         if self.asks is not None:
             arguments: Sequence[Any] = self.asks.of(request)
             return arguments
-        return [getattr(request, field.name) for field in self.contract.input_type.fields]
+        return [given(request, name) for name in self._fields]
 
     def reply(self, value: Any) -> Message:
         """The reply of what the method returned."""
@@ -114,7 +118,7 @@ class WireCall:
         if self.answers is None:
             said = {field.name: value for field in self.contract.output_type.fields}
         else:
-            said = {self._listed: [asdict(one) for one in value]} if self._listed else asdict(value)
+            said = {self._listed: [vars(one) for one in value]} if self._listed else vars(value)
         reply: Message = self.reply_type(**said)
         return reply
 
@@ -129,10 +133,21 @@ class WireCall:
         return [_record(self.answers, one) for one in getattr(reply, listed)] if listed else _record(self.answers, reply)
 
     @cached_property
+    def _fields(self) -> list[str]:
+        """The fields of a request that are the method's arguments."""
+        return [field.name for field in self.contract.input_type.fields if field.name != "session_id"]
+
+    @cached_property
     def _listed(self) -> str:
         """The reply's only field where it is a list of messages, "" otherwise."""
         names = [field.name for field in self.contract.output_type.fields if field.message_type is not None]
         return names[0] if len(self.contract.output_type.fields) == 1 and names else ""
+
+
+def given(message: Message, field: str) -> Any:
+    """The value of a field, None where it is absent and may be."""
+    absent = message.DESCRIPTOR.fields_by_name[field].has_presence and not message.HasField(field)
+    return None if absent else getattr(message, field)
 
 
 def _record(kind: type[Any], message: Message) -> Any:

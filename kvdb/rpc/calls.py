@@ -16,8 +16,8 @@ import kvdb.validate as validate
 from kvdb.errors import InvalidArgument
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.call import Form, Tenant, WireCall
-from kvdb.rpc.plans import from_plan, to_plan
+from kvdb.rpc.call import Form, Tenant, WireCall, given
+from kvdb.rpc.plans import from_choice, from_plan, to_choice, to_plan
 from kvdb.rpc.query_options import put_query_options, to_query_options
 from kvdb.rpc.shared_records import CallKind
 from kvdb.types import (
@@ -29,6 +29,7 @@ from kvdb.types import (
     ModelSpec,
     PrefixMatch,
     SessionInfo,
+    SessionStats,
     Space,
     TierStats,
     Tokens,
@@ -66,7 +67,7 @@ def _explain(request: Any, layer: int | None, options: QueryOptions, analyze: bo
 
 
 def _explained(said: Any) -> tuple[int | None, QueryOptions, bool]:
-    return said.layer if said.HasField("layer") else None, to_query_options(said), said.analyze
+    return given(said, "layer"), to_query_options(said), said.analyze
 
 
 INFO = Form(codec.to_info, codec.from_info)
@@ -79,6 +80,7 @@ DROPPED = Form(
     lambda reply: Dropped(tuple(reply.dropped), tuple(reply.in_use)),
 )
 STATISTICS = Form(codec.to_statistics, codec.from_statistics)
+CHOICE = Form(lambda choice: pb.PlanRecomputeReply(choice=to_choice(choice)), lambda reply: from_choice(reply.choice))
 PLANS = Form(
     lambda plans: pb.ExplainContextReply(plans=map(to_plan, plans)), lambda reply: [from_plan(text) for text in reply.plans]
 )
@@ -210,17 +212,27 @@ CALLS = (
     WireCall("Truncate", group="attend", repeated=True, tenant=Tenant.ALIKE),
     WireCall("TruncateSessions", "truncate_sessions", group="attend", repeated=True, tenant=Tenant.ALIKE),
     WireCall("Store", group="store", tenant=Tenant.BY_HAND),
-    WireCall("Explain", group="attend", repeated=True, tenant=Tenant.ALIKE),
-    WireCall("PlanRecompute", group="attend", repeated=True, tenant=Tenant.ALIKE),
-    WireCall("Stats", repeated=True, tenant=Tenant.ALIKE),
+    WireCall(
+        "Explain",
+        "explain",
+        group="attend",
+        repeated=True,
+        tenant=Tenant.ALIKE,
+        asks=Form(lambda *values: _explain(pb.ExplainRequest(), *values), _explained),
+        answers=Form(lambda plan: pb.ExplainReply(plan=to_plan(plan)), lambda reply: from_plan(reply.plan)),
+    ),
+    WireCall("PlanRecompute", "plan_recompute", group="attend", repeated=True, tenant=Tenant.ALIKE, answers=CHOICE),
+    WireCall("Stats", "stats", repeated=True, tenant=Tenant.ALIKE, answers=SessionStats),
     WireCall("CloseSession", tenant=Tenant.ALIKE),
     WireCall("CloseSessions", "close_sessions", tenant=Tenant.ALIKE),
 )
 
 OF_REQUEST: Mapping[type[Message], WireCall] = {call.request_type: call for call in reversed(CALLS)}
 """The call of each kind of request; where there are several, the first."""
-OF_METHOD: Mapping[str, WireCall] = {call.method: call for call in reversed(CALLS) if call.method}
-"""The call that a method asks."""
+OF_METHOD: Mapping[str, WireCall] = {call.method: call for call in reversed(CALLS) if call.method and not call.of_session}
+"""The call that a method of the database asks."""
+OF_SESSION: Mapping[str, WireCall] = {call.method: call for call in CALLS if call.method and call.of_session}
+"""The call that a method of a session asks."""
 SHARED: Mapping[int, WireCall] = {call.shared: call for call in CALLS if call.shared is not None}
 """The call that each kind of request through shared memory is."""
 

@@ -32,7 +32,6 @@ from kvdb.types import (
     Retention,
     Rope,
     SegmentStatistics,
-    SessionStats,
     Tokens,
 )
 
@@ -224,14 +223,6 @@ def from_metadata(text: str) -> Mapping[str, Any]:
         return validate.metadata(json.loads(text) if text else {})
     except (ValueError, RecursionError):
         raise InvalidArgument(f"metadata is {text!r:.200}; expected a JSON object") from None
-
-
-def to_stats(stats: SessionStats) -> pb.StatsReply:
-    return pb.StatsReply(**vars(stats))
-
-
-def from_stats(message: pb.StatsReply) -> SessionStats:
-    return SessionStats(**_fields(SessionStats, message) | {"rules": dict(message.rules), "ways": dict(message.ways)})
 
 
 def to_statistics(statistics: ContextStatistics) -> pb.ContextStatisticsReply:

@@ -17,10 +17,9 @@ from kvdb.config import ServerConfig
 from kvdb.errors import InvalidArgument
 from kvdb.rpc import codec, kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.call import SERVICE, WireCall
+from kvdb.rpc.call import SERVICE, WireCall, given
 from kvdb.rpc.calls import CALLS, OF_REQUEST
 from kvdb.rpc.kv_chunk import CHUNK_BYTES, Chunk
-from kvdb.rpc.plans import to_choice, to_plan
 from kvdb.rpc.query_options import to_query_options
 from kvdb.server import decode_calls, import_calls, interceptors
 from kvdb.server.admission.admission import Admission
@@ -173,20 +172,6 @@ class KvdbService:
             retention = codec.from_retention(request.retention)
             return codec.to_info(self._database.store(session, request.name, tokens, chunk=request.chunk, retention=retention))
 
-    def explain(self, request: pb.ExplainRequest, _context: grpc.ServicerContext) -> pb.ExplainReply:
-        with self._sessions.borrow(request.session_id) as session:
-            plan = session.explain(request.layer, to_query_options(request), request.analyze)
-        return pb.ExplainReply(plan=to_plan(plan))
-
-    def plan_recompute(self, request: pb.PlanRecomputeRequest, _context: grpc.ServicerContext) -> pb.PlanRecomputeReply:
-        seconds, ratio = (getattr(request, name) if request.HasField(name) else None for name in ("seconds", "ratio"))
-        with self._sessions.borrow(request.session_id) as session:
-            return pb.PlanRecomputeReply(choice=to_choice(session.plan_recompute(seconds, request.floor, ratio)))
-
-    def stats(self, request: pb.StatsRequest, _context: grpc.ServicerContext) -> pb.StatsReply:
-        with self._sessions.borrow(request.session_id) as session:
-            return codec.to_stats(session.stats())
-
     def status(self, request: pb.StatusRequest, _context: grpc.ServicerContext) -> Message:
         door = self.admission
         now = replace(self._database.status(), calls=door.under_way, calls_max=door.room, calls_waiting=door.waiting)
@@ -262,12 +247,15 @@ class KvdbService:
                         self._inflight.give_back(stream.client, counted)
 
     def ask(self, call: WireCall, request: Message, context: grpc.ServicerContext) -> Message:
-        """What the database answers to a call of which the table says all. A long one counts among the streams."""
+        """What the database, or a session, answers to a call of which the table says all. A long one counts among the streams."""
         arguments = call.arguments(request)
         with ExitStack() as stack:
             if call.long:
                 self._streams.begin(stack.enter_context(self._streams.opened(context)))
-            return call.reply(getattr(self._database, call.method)(*arguments))
+            asked: Any = self._database
+            if call.of_session:
+                asked = stack.enter_context(self._sessions.borrow(given(request, "session_id")))
+            return call.reply(getattr(asked, call.method)(*arguments))
 
     def _opened(self, state: SessionState, tokens: bytes = b"") -> pb.SessionReply:
         """Take over a session, and tell the client of it. tokens: its ids, where the client does not know them."""

@@ -20,8 +20,7 @@ from kvdb.client.remote.shared_memory.calls import SharedCalls
 from kvdb.errors import DeadlineExceeded, SessionClosed, Unauthenticated, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.plans import from_choice, from_plan
-from kvdb.rpc.query_options import put_query_options
+from kvdb.rpc.calls import OF_SESSION
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
@@ -197,21 +196,18 @@ class RemoteSession:
     def explain(self, layer: int, options: QueryOptions, analyze: bool = False) -> Plan:
         """The plan of this layer's next query; see `kvdb.session.state.SessionState.explain`, whose errors it raises."""
         self.check_layer(layer)
-        request = pb.ExplainRequest(session_id=self.id, layer=layer, analyze=analyze)
-        put_query_options(request, options)
-        reply: pb.ExplainReply = self.connection.call(request)
-        return from_plan(reply.plan)
+        plan: Plan = self._ask("explain", layer, options, analyze)
+        return plan
 
     def plan_recompute(self, seconds: float | None, floor: float, ratio: float | None) -> Choice:
         """How much to recompute; see `kvdb.session.state.SessionState.plan_recompute`, whose errors it raises."""
-        self._check_open()
-        request = pb.PlanRecomputeRequest(session_id=self.id, seconds=seconds, floor=floor, ratio=ratio)
-        return from_choice(self.connection.call(request).choice)
+        choice: Choice = self._ask("plan_recompute", seconds, floor, ratio)
+        return choice
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
-        self._check_open()
-        return codec.from_stats(self.connection.call(pb.StatsRequest(session_id=self.id)))
+        stats: SessionStats = self._ask("stats")
+        return stats
 
     def close(self) -> None:
         """Give everything back. Closing twice does nothing, and neither does closing a session whose server is gone, or lets this
@@ -231,6 +227,14 @@ class RemoteSession:
             if was:
                 self._stream.cancel()
             return was
+
+    def _ask(self, method: str, *values: Any) -> Any:
+        """What the session's method returns on the server. Raises what that raises, and SessionClosed."""
+        self._check_open()
+        call = OF_SESSION[method]
+        request: Any = call.request(*values)
+        request.session_id = self.id
+        return call.value(self.connection.call(request))
 
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
         try:

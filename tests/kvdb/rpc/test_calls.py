@@ -9,12 +9,14 @@ import pytest
 import kvdb
 import kvdb.client
 from kvdb.client.remote.database import RemoteDatabase
+from kvdb.client.remote.session import RemoteSession
 from kvdb.database import Database
 from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.call import SERVICE, Tenant
-from kvdb.rpc.calls import CALLS, OF_METHOD, OF_REQUEST
+from kvdb.rpc.calls import CALLS, OF_METHOD, OF_REQUEST, OF_SESSION
 from kvdb.server.service import KvdbService, snake
 from kvdb.server.tenancy.database import TenantDatabase
+from kvdb.session.state import SessionState
 
 METHODS = sorted(OF_METHOD)
 BY_HAND = sorted(
@@ -34,6 +36,15 @@ def test_the_table_has_every_call_of_the_contract():
 def test_a_call_has_one_name_on_every_floor(method):
     assert isfunction(getattr(kvdb.Client, method, None)) or isfunction(getattr(kvdb.Context, method, None))
     assert all(isfunction(getattr(floor, method)) for floor in (Database, RemoteDatabase, TenantDatabase))
+
+
+@pytest.mark.parametrize("method", sorted(OF_SESSION))
+def test_a_call_of_a_session_too(method):
+    assert all(isfunction(getattr(floor, method)) for floor in (kvdb.Session, SessionState, RemoteSession))
+    parameters = [*signature(getattr(SessionState, method)).parameters][1:]
+    assert parameters == [*signature(getattr(RemoteSession, method)).parameters][1:]
+    if OF_SESSION[method].asks is None:
+        assert ["session_id", *parameters] == [field.name for field in OF_SESSION[method].contract.input_type.fields]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.calls import OF_METHOD
+from kvdb.rpc.calls import OF_METHOD, OF_SESSION
 from kvdb.types import (
     ERROR,
     HEADS_TOTAL_MAX,
@@ -133,7 +133,8 @@ COUNTERS = st.dictionaries(st.text(string.ascii_letters), st.integers(0, 2**63))
 @given(COUNTS, FINITE, COUNTERS, COUNTERS)
 def test_stats(count, seconds, rules, ways):
     stats = SessionStats(count, 1, 2, 3, 4, 5, 6, 7, seconds, 0.25, 0.5, 0.75, rules, count, 0.1, seconds, 0.3, ways)
-    assert codec.from_stats(sent(codec.to_stats(stats))) == stats
+    call = OF_SESSION["stats"]
+    assert call.value(sent(call.reply(stats))) == stats
 
 
 @given(COUNTS, hnp.arrays(np.int64, (2, 2, 3)), hnp.arrays(np.float32, (5, 2, 3)))
