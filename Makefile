@@ -73,9 +73,9 @@ check-native: $(VENV)/ready ## formatting of C++; part of make check
 	@echo "== clang-format" && $(BIN)/clang-format --dry-run -Werror $(native_files)
 
 .PHONY: check-proto
-check-proto: $(VENV)/ready ## whether the generated gRPC code is what the contract says; part of make check
-	@echo "== generated gRPC code" && fresh=$$(mktemp -d) && trap 'rm -r "$$fresh"' EXIT && \
-	$(PROTOC) --python_out="$$fresh" --grpc_python_out="$$fresh" --pyi_out="$$fresh" $(PROTO) && \
+check-proto: $(VENV)/ready ## whether the generated messages are what the contract says; part of make check
+	@echo "== generated messages" && fresh=$$(mktemp -d) && trap 'rm -r "$$fresh"' EXIT && \
+	$(PROTOC) --python_out="$$fresh" --pyi_out="$$fresh" $(PROTO) && \
 	for file in "$$fresh"/kvdb/rpc/*; do \
 	    cmp -s "$$file" "kvdb/rpc/$${file##*/}" || { echo "kvdb/rpc/$${file##*/} is not what $(PROTO) says; run make proto"; exit 1; }; \
 	done
@@ -86,8 +86,8 @@ format: $(VENV)/ready ## format everything
 	@$(BIN)/clang-format -i $(native_files)
 
 .PHONY: proto
-proto: $(VENV)/ready ## generate the Python side of the wire contract
-	@$(PROTOC) --python_out=. --grpc_python_out=. --pyi_out=. $(PROTO)
+proto: $(VENV)/ready ## generate the messages of the wire contract
+	@$(PROTOC) --python_out=. --pyi_out=. $(PROTO)
 
 .PHONY: docs
 docs: $(VENV)/docs ## build the pages of docs/ and the docstrings as a site, into site/

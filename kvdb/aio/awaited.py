@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
-from inspect import signature
+from inspect import isfunction, signature
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from kvdb.client.remote.aio.carried import carried
@@ -10,6 +10,7 @@ from kvdb.client.remote.aio.carried import carried
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
+Handle = TypeVar("Handle", bound=type)
 
 Convert = Callable[[Any], Any]
 
@@ -51,3 +52,16 @@ def awaited(
         return out if result is None else result(out)
 
     return call
+
+
+def awaits(plain: type) -> Callable[[Handle], Handle]:
+    """For a handle for asyncio: every public method of `plain` that it does not have itself is there too, to be awaited, with
+    the same arguments, results and errors. A line in the class is for what takes or returns handles, and for type checkers."""
+
+    def complete(handle: Handle) -> Handle:
+        for name, method in vars(plain).items():
+            if isfunction(method) and not name.startswith("_") and not hasattr(handle, name):
+                setattr(handle, name, awaited(method))
+        return handle
+
+    return complete

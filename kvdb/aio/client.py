@@ -1,14 +1,15 @@
 """A database on a server, for asyncio."""
 
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
-from kvdb.aio.awaited import awaited
+from kvdb.aio.awaited import awaited, awaits
 from kvdb.aio.context import AsyncContext, inner_parts
 from kvdb.aio.session import AsyncSession, inner_session, inner_sessions
 from kvdb.client.client import Client
 from kvdb.client.remote.aio.carried import carried
 from kvdb.config import Timeouts, Tls, quiet_grpc
+from kvdb.database import Database
 from kvdb.types import CallTimings
 
 SESSIONS = {"sessions": inner_sessions}
@@ -23,9 +24,10 @@ async def connect(
     from kvdb.client.remote.database import RemoteDatabase
 
     database = await carried(RemoteDatabase, str(target), token, Timeouts.of(timeout), tls, AsyncConnection)
-    return AsyncClient(Client(database))
+    return AsyncClient(Client(cast("Database", database)))
 
 
+@awaits(Client)
 class AsyncClient:
     """What `kvdb.Client` is on a server, with methods to be awaited; arguments, results and errors are the same. A cancelled task
     breaks its call off on the server too. Close it, or use it in an `async with`."""
@@ -68,8 +70,7 @@ class AsyncClient:
     build_index = awaited(Client.build_index)
     indexes = awaited(Client.indexes)
     verify = awaited(Client.verify)
-    check = awaited(Client.check)
-    check_store = awaited(Client.check_store)
+    verify_store = awaited(Client.verify_store)
     unknown_files = awaited(Client.unknown_files)
     backup = awaited(Client.backup)
     compact = awaited(Client.compact)

@@ -14,7 +14,8 @@ from kvdb.client.imports import import_all
 from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.retention_keywords import RetentionKeywords, retention_of
 from kvdb.client.session import Session, transports_of
-from kvdb.client.transport import ImportTransport, Transport
+from kvdb.client.transport import ImportTransport
+from kvdb.database import Database
 from kvdb.errors import InvalidArgument, KvdbError, LayerError
 from kvdb.types import (
     LAYERS_MAX,
@@ -47,7 +48,8 @@ class Client:
     None is what `connect` was given, or the session. Embedded, None is as long as it goes on, and a call stops between two steps.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Database) -> None:
+        """transport: the database of this process, or what carries its calls to a server."""
         self._transport = transport
 
     @property
@@ -214,11 +216,11 @@ class Client:
         """
         query, given = query_options(options, **keywords), transports_of(sessions)
         with deadlines.within(timeout):
-            out = self._transport.step_together(given, layer, q, k, v, query, starts)
+            out = self._transport.step(given, layer, q, k, v, query, starts)
             if out is not None:
                 return out
             arrays = to_numpy(q), to_numpy(k), to_numpy(v)
-            return like(self._transport.attend_together(given, layer, *arrays, query, starts), q)
+            return like(self._transport.attend(given, layer, *arrays, query, starts), q)
 
     def attention(
         self,
@@ -236,7 +238,7 @@ class Client:
         """
         query = query_options(options, **keywords)
         with deadlines.within(timeout):
-            return like(self._transport.attention_together(transports_of(sessions), layer, to_numpy(q), query), q)
+            return like(self._transport.attention(transports_of(sessions), layer, to_numpy(q), query), q)
 
     def store(
         self,
@@ -296,13 +298,13 @@ class Client:
         first that is not there; those before it are pinned."""
         with deadlines.within(timeout):
             for name in [validate.name(name) for name in names]:
-                self._transport.update_context(name, ContextUpdate(pinned=True))
+                self._transport.update(name, ContextUpdate(pinned=True))
 
     def unpin(self, *names: str, timeout: float | None = None) -> None:
         """Undo `pin`, however often that was called. Raises NotFound as that does."""
         with deadlines.within(timeout):
             for name in [validate.name(name) for name in names]:
-                self._transport.update_context(name, ContextUpdate(pinned=False))
+                self._transport.update(name, ContextUpdate(pinned=False))
 
     def update(
         self,
@@ -331,13 +333,12 @@ class Client:
             shared_with=None if shared_with is None else tenants.shared_with(shared_with),
         )
         with deadlines.within(timeout):
-            return Context(self._transport, self._transport.update_context(validate.name(name), change))
+            return Context(self._transport, self._transport.update(validate.name(name), change))
 
     def rename(self, name: str, new: str, *, timeout: float | None = None) -> Context:
         """Give a context another name; what reads it goes on. Raises NotFound, and AlreadyExists for a name that is taken."""
-        change = ContextUpdate(name=validate.name(new))
         with deadlines.within(timeout):
-            return Context(self._transport, self._transport.update_context(validate.name(name), change))
+            return Context(self._transport, self._transport.rename(validate.name(name), validate.name(new)))
 
     def match(self, spec: ModelSpec, tokens: Any, *, salt: str = "", timeout: float | None = None) -> PrefixMatch:
         """How many leading tokens of a prompt are stored, and how many of these are in main memory, without opening a session.
@@ -403,25 +404,20 @@ class Client:
         with deadlines.within(timeout):
             return self._transport.indexes(validate.name(name))
 
-    def verify(self, name: str, *, timeout: float | None = None) -> int:
-        """Check every index of a context against its keys. Returns how many there are. Raises NotFound or IntegrityError."""
-        with deadlines.within(timeout):
-            return self._transport.verify(validate.name(name))
-
-    def check(self, name: str, *, timeout: float | None = None) -> Checked:
+    def verify(self, name: str, *, timeout: float | None = None) -> Checked:
         """Read everything that is on disk of a context, keys, values, indexes, evidence and statistics, and compare it with its
         checksums, and indexes in memory with their keys. Raises NotFound, IntegrityError, Unavailable or CapacityError."""
         with deadlines.within(timeout):
-            return self._transport.check(validate.name(name))
+            return self._transport.verify(validate.name(name))
 
-    def check_store(self, *, timeout: float | None = None) -> list[str]:
+    def verify_store(self, *, timeout: float | None = None) -> list[str]:
         """Prove that every block and every file is owned by what is stored or open, and by nothing else.
 
         Returns the names of contexts that were found damaged when the store was opened: they are not listed and not answered
         from, and can be dropped. Call it while nothing is being imported. Raises IntegrityError.
         """
         with deadlines.within(timeout):
-            return self._transport.check_store()
+            return self._transport.verify_store()
 
     def unknown_files(self, *, remove: bool = False, timeout: float | None = None) -> list[UnknownFile]:
         """The files of the store's segments that its catalogue did not know when it was opened: the catalogue may be older than
@@ -556,7 +552,7 @@ class Client:
         call, and then nothing is done.
         """
         with deadlines.within(timeout):
-            return self._transport.update_together(transports_of(sessions), layer, to_numpy(k), to_numpy(v), starts)
+            return self._transport.update_sessions(transports_of(sessions), layer, to_numpy(k), to_numpy(v), starts)
 
     def truncate_sessions(
         self, sessions: Iterable[Session], tokens: Iterable[int], *, timeout: float | None = None
@@ -568,7 +564,7 @@ class Client:
         """
         kept = [validate.position("tokens", count) for count in validate.iterable("tokens", tokens, "a number for each session")]
         with deadlines.within(timeout):
-            return self._transport.truncate_together(transports_of(sessions), kept)
+            return self._transport.truncate_sessions(transports_of(sessions), kept)
 
     def close_sessions(self, sessions: Iterable[Session], *, timeout: float | None = None) -> None:
         """Close many sessions; those that are closed already stay so. Raises InvalidArgument for a session of another database,
@@ -576,7 +572,7 @@ class Client:
         given = list(validate.iterable("sessions", sessions, "what create_session returns"))
         with deadlines.within(timeout):
             if given:
-                self._transport.close_together(transports_of(given))
+                self._transport.close_sessions(transports_of(given))
             for session in given:
                 session.close()
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import kvdb.validate as validate
 from kvdb.client.client import Client
@@ -57,7 +58,7 @@ def connect(
         quiet_grpc()
         from kvdb.client.remote.database import RemoteDatabase  # so that an embedded database needs no gRPC
 
-        return Client(RemoteDatabase(str(target), token, Timeouts.of(timeout), tls))
+        return Client(cast("Database", RemoteDatabase(str(target), token, Timeouts.of(timeout), tls)))
     if timeout is not None or tls is not None:
         raise InvalidArgument("an embedded database has no server; say timeout= to a call or a session of it, and no tls=")
     if target is None:

@@ -10,7 +10,7 @@ import kvdb.validate as validate
 from kvdb.client.arrays import token_ids
 from kvdb.client.reading import read_layers, read_range
 from kvdb.client.session import Session
-from kvdb.client.transport import Transport
+from kvdb.database import Database
 from kvdb.errors import SpecMismatch
 from kvdb.types import ContextInfo, ModelSpec, PromptPart, Tokens
 from query_optimizer.query_options import checked_error_max
@@ -19,7 +19,7 @@ from query_optimizer.query_options import checked_error_max
 class Context:
     """A stored context. In a `with`, the sessions opened through it are closed at the end; the context stays stored."""
 
-    def __init__(self, transport: Transport, info: ContextInfo) -> None:
+    def __init__(self, transport: Database, info: ContextInfo) -> None:
         self._transport = transport
         self.info = info
         self._sessions: list[Session] = []

@@ -119,7 +119,7 @@ class Session:
         as k is, infinite for gaps. Arguments as in `overlay`; score: one of kvdb.blend.deviation.SCORES, None for its default.
         Raises what `overlay` raises, and InvalidArgument for another score."""
         with self._within(timeout):
-            measures = self._transport.measure_deviation(layer, _positions(positions), to_numpy(k), to_numpy(v), score)
+            measures = self._transport.deviation(layer, _positions(positions), to_numpy(k), to_numpy(v), score)
         return like(deviation(measures, score), k)
 
     def attention(

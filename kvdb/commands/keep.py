@@ -48,7 +48,7 @@ def json_object(text: str) -> Mapping[str, Any]:
 def _set_pinned(given: argparse.Namespace) -> int:
     with open_server(given) as db:
         for name in given.names:
-            db.update(name, pinned=given.pinned)
+            (db.pin if given.pinned else db.unpin)(name)
             print(f"{name!r} is pinned" + ("" if given.pinned else " no more"), flush=True)
     return 0
 

@@ -111,7 +111,7 @@ def _contexts(db: Client, names: Iterable[str]) -> Iterator[dict[str, Any]]:
     for info in infos:
         _progress(done / total, info.name)
         try:
-            yield {"name": info.name, "ok": True, **asdict(db.check(info.name))}
+            yield {"name": info.name, "ok": True, **asdict(db.verify(info.name))}
         except (IntegrityError, Unavailable) as error:
             yield _fault(info.name, error)
         done += info.nbytes
@@ -121,7 +121,7 @@ def _contexts(db: Client, names: Iterable[str]) -> Iterator[dict[str, Any]]:
 def _store(db: Client) -> Iterator[dict[str, Any]]:
     """What was found of the catalogue, the files and the pools of blocks."""
     try:
-        damaged = db.check_store()
+        damaged = db.verify_store()
     except IntegrityError as error:
         yield _fault("", error)
         return

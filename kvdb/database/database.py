@@ -13,7 +13,7 @@ import kvdb.catalog.residency as residency
 import kvdb.deadlines as deadlines
 import kvdb.forks as forks
 import kvdb.indexing.status as status
-import kvdb.session.step as step
+import kvdb.session.step as steps
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.layout_builder import build_layout
@@ -186,25 +186,25 @@ class Database:
         return SessionState(self._services, spec, snapshot, self._blocks.tables(spec), laid.tokens, terms)
 
     @counted_call
-    def attend_together(
+    def attend(
         self, sessions: Sequence[object], layer: int, q: Array, k: Array, v: Array, options: QueryOptions, starts: Starts = None
     ) -> Array:
         """One step of several of its sessions; see `kvdb.session.step.answer`. Raises InvalidArgument for a session of another
         database."""
-        return step.answer(self._own(sessions), layer, q, k, v, options, starts)
+        return steps.answer(self._own(sessions), layer, q, k, v, options, starts)
 
     @counted_call
-    def step_together(
+    def step(
         self, sessions: Sequence[object], layer: int, q: Any, k: Any, v: Any, options: QueryOptions, starts: Starts = None
     ) -> Any | None:
-        """`attend_together` on the GPU alone; see `kvdb.session.step.run`. Raises InvalidArgument as `attend_together` does."""
-        return None if self.gpu is None else step.run(self._own(sessions), layer, q, k, v, options, starts)
+        """`attend` on the GPU alone; see `kvdb.session.step.run`. Raises InvalidArgument as `attend` does."""
+        return None if self.gpu is None else steps.run(self._own(sessions), layer, q, k, v, options, starts)
 
     @counted_call
-    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
+    def attention(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
         """A query of several of its sessions; see `kvdb.session.step.attention_of_all`. Raises InvalidArgument for a session of
         another database."""
-        return step.attention_of_all(self._own(sessions), layer, q, options)
+        return steps.attention_of_all(self._own(sessions), layer, q, options)
 
     @counted_call
     def compact(self) -> int:
@@ -287,20 +287,26 @@ class Database:
         return self._catalog.get(name).view_infos()
 
     @counted_call
-    def update_context(self, name: str, change: ContextUpdate) -> ContextInfo:
+    def update(self, name: str, change: ContextUpdate) -> ContextInfo:
         """Change how long a context is kept, what is noted of it, who may read it, or its name. Returns what it is then. Raises
         NotFound, AlreadyExists for a name that is taken, and CapacityError or Unavailable where a store cannot write it."""
         self._catalog.drop_expired()
         return self._catalog.update(name, change).info()
 
     @counted_call
-    def drop(self, *names: str) -> None:
+    def rename(self, name: str, new: str) -> ContextInfo:
+        """Give a context another name. Raises what `update` raises."""
+        return self.update(name, ContextUpdate(name=validate.name(new)))
+
+    @counted_call
+    def drop(self, *names: str) -> Dropped:
         """Forget contexts, all or none, and give back the space of what nobody sees any more. Open sessions over them go on.
-        Raises NotFound."""
+        Returns their names. Raises NotFound."""
         self._catalog.drop(*names)
         for name in names:
             self._catalog.events.tell(Kind.DROPPED, context=name)
         self._compactor.settle()
+        return Dropped(names, ())
 
     @counted_call
     def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped:
@@ -378,15 +384,6 @@ class Database:
             return status.index_infos(views)
 
     @counted_call
-    def verify(self, name: str) -> int:
-        """Check every index of a context against its keys. Returns how many were checked. Raises NotFound or IntegrityError."""
-        with self._catalog.borrow(name) as context:
-            views = context.views
-            indexed = tuple(view for view in views if view.segment.indexes.built())
-            with residency.pinned(indexed, self._blocks.loader):
-                return status.verify(indexed)
-
-    @counted_call
     def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
         """The plans of a query by one more token behind a context, for one layer or for each. analyze: whether to carry them out,
         with queries that were kept when the context was stored. Raises NotFound, LayerError or InvalidArgument."""
@@ -423,9 +420,7 @@ class Database:
             return session.read(layers, start, stop, out)
 
     @counted_call
-    def store_session(
-        self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool, retention: Retention
-    ) -> ContextInfo:
+    def store(self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool, retention: Retention) -> ContextInfo:
         """Keep everything in a session as a context; see `SessionState.store`, whose errors it raises."""
         return session.store(name, tokens, chunk=chunk, retention=retention)
 
@@ -489,7 +484,7 @@ class Database:
         return sessions
 
     @counted_call
-    def update_together(
+    def update_sessions(
         self, sessions: Sequence[object], layer: int, k: Array, v: Array, starts: Sequence[int] | None = None
     ) -> list[KvdbError | None]:
         """`SessionState.update` of each session; k, v: `[sessions, kv_heads, n, head_dim]`. Returns None for each that was done,
@@ -502,7 +497,7 @@ class Database:
         return [attempted(lambda i=i: own[i].update(layer, k[i], v[i], first[i])) for i in range(len(own))]  # type: ignore[misc]
 
     @counted_call
-    def truncate_together(self, sessions: Sequence[object], tokens: Sequence[int]) -> list[KvdbError | None]:
+    def truncate_sessions(self, sessions: Sequence[object], tokens: Sequence[int]) -> list[KvdbError | None]:
         """`SessionState.truncate` of each session to its number of tokens. Returns None for each that was done, and the error of
         the others. Raises InvalidArgument, and then nothing was done."""
         own = self._own(sessions)
@@ -510,13 +505,13 @@ class Database:
         return [attempted(lambda i=i: own[i].truncate(tokens[i])) for i in range(len(own))]  # type: ignore[misc]
 
     @counted_call
-    def close_together(self, sessions: Sequence[object]) -> None:
+    def close_sessions(self, sessions: Sequence[object]) -> None:
         """Close each session. Raises InvalidArgument for a session of another database; then none is closed."""
         for session in self._own(sessions):
             session.close()
 
     @counted_call
-    def check(self, name: str) -> Checked:
+    def verify(self, name: str) -> Checked:
         """Read everything that is on disk of a context, and compare it with its checksums, and indexes in memory with their keys.
         Raises NotFound, IntegrityError, Unavailable, and CapacityError where the keys of such an index find no room."""
         with self._catalog.borrow(name) as context, self._damage_told():
@@ -527,7 +522,7 @@ class Database:
                 return replace(checked, indexes=max(checked.indexes, status.verify(indexed)))
 
     @counted_call
-    def check_store(self) -> list[str]:
+    def verify_store(self) -> list[str]:
         """Prove what `check_integrity` proves. Returns the names of contexts that were found damaged when the store was opened.
         Raises IntegrityError."""
         self.check_integrity()

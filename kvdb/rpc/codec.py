@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 import ml_dtypes
@@ -25,7 +25,6 @@ from kvdb.types import (
     ContextInfo,
     ContextStatistics,
     ContextUpdate,
-    IndexInfo,
     ModelSpec,
     Placed,
     Positions,
@@ -33,8 +32,6 @@ from kvdb.types import (
     Retention,
     Rope,
     SegmentStatistics,
-    SessionStats,
-    TierStats,
     Tokens,
 )
 
@@ -228,37 +225,13 @@ def from_metadata(text: str) -> Mapping[str, Any]:
         raise InvalidArgument(f"metadata is {text!r:.200}; expected a JSON object") from None
 
 
-def to_index_info(info: IndexInfo) -> pb.IndexInfo:
-    return pb.IndexInfo(**vars(info))
-
-
-def from_index_info(message: pb.IndexInfo) -> IndexInfo:
-    return IndexInfo(**_fields(IndexInfo, message))
-
-
-def to_stats(stats: SessionStats) -> pb.StatsReply:
-    return pb.StatsReply(**vars(stats))
-
-
-def from_stats(message: pb.StatsReply) -> SessionStats:
-    return SessionStats(**_fields(SessionStats, message) | {"rules": dict(message.rules), "ways": dict(message.ways)})
-
-
-def to_tier(stats: TierStats) -> pb.TierStats:
-    return pb.TierStats(**asdict(stats))
-
-
-def from_tier(message: pb.TierStats) -> TierStats:
-    return TierStats(**_fields(TierStats, message))
-
-
 def to_statistics(statistics: ContextStatistics) -> pb.ContextStatisticsReply:
     return pb.ContextStatisticsReply(segments=map(_to_segment, statistics.segments))
 
 
-def from_statistics(name: str, message: pb.ContextStatisticsReply) -> ContextStatistics:
-    """Raises DtypeError or ShapeError."""
-    return ContextStatistics(name, tuple(map(_from_segment, message.segments)))
+def from_statistics(message: pb.ContextStatisticsReply) -> ContextStatistics:
+    """The statistics without the name of the context, which the message does not say. Raises DtypeError or ShapeError."""
+    return ContextStatistics("", tuple(map(_from_segment, message.segments)))
 
 
 def _fields(cls: type[Any], message: Any) -> dict[str, Any]:

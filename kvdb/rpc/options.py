@@ -3,6 +3,8 @@
 import json
 
 from kvdb.config import MIB
+from kvdb.rpc.call import SERVICE
+from kvdb.rpc.calls import OF_REQUEST
 
 Options = list[tuple[str, int | str]]
 
@@ -12,12 +14,8 @@ KEEPALIVE_TIMEOUT_SECONDS = 10
 """A peer that hangs, or whose machine vanished, is detected after the sum of both."""
 RECONNECT_SECONDS_MAX = 2
 """How long a client waits at most before it tries again to connect to a server that is gone; a fifth of a second at first."""
-REPEATED = (
-    *("Hello", "ListContexts", "GetContext", "ContextTokens", "MatchPrefix", "ListIndexes", "ListTiers", "ContextStatistics"),
-    *("ListSessions", "ExplainContext", "ExplainSession", "Explain", "PlanRecompute", "Stats", "Space", "CheckContext"),
-    *("VerifyIndexes", "CheckStore", "Attention", "AttentionTogether", "Truncate", "TruncateSessions"),
-)
-"""The calls that gRPC makes again where the server is unavailable: done twice, they do what they do once."""
+REPEATED = tuple(call.rpc for call in OF_REQUEST.values() if call.repeated)
+"""The calls that gRPC makes again where the server is unavailable."""
 RETRY = {
     "maxAttempts": 4,
     "initialBackoff": "0.05s",
@@ -71,5 +69,5 @@ def client_options() -> Options:
 
 def _service_config() -> str:
     """The calls that are made again, as gRPC's service config."""
-    names = [{"service": "kvdb.v1.Kvdb", "method": method} for method in REPEATED]
+    names = [{"service": SERVICE.full_name, "method": method} for method in REPEATED]
     return json.dumps({"methodConfig": [{"name": names, "retryPolicy": RETRY}]})

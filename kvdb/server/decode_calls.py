@@ -36,7 +36,7 @@ def attention_at(session: SessionState, request: pb.AttentionAtRequest) -> Array
 
 def deviation(session: SessionState, request: pb.DeviationRequest) -> Array:
     k, v = from_array(request.k), from_array(request.v)
-    return session.measure_deviation(request.layer, from_positions(request.positions), k, v, request.score or None)
+    return session.deviation(request.layer, from_positions(request.positions), k, v, request.score or None)
 
 
 TOKENS_COUNTED_MAX = 1 << 20
@@ -54,17 +54,6 @@ CALLS: Mapping[str, Callable[[SessionState, Any], Array | None]] = {
 """The call for each field of `DecodeRequest.call`. It returns None where there is no answer."""
 
 
-UNARY = (
-    pb.UpdateRequest,
-    pb.AttentionRequest,
-    pb.AttendRequest,
-    pb.AttendTogetherRequest,
-    pb.AttentionTogetherRequest,
-    pb.UpdateSessionsRequest,
-)
-"""The unary calls that use the engine as steps of a stream do."""
-
-
 def tokens_of(request: Any) -> int:
     """How many tokens a call asks about or appends, over all its sessions; 0 for one that names none."""
     shape = (request.k if isinstance(request, NO_QUERIES) else request.q).shape
@@ -72,7 +61,7 @@ def tokens_of(request: Any) -> int:
 
 
 def work_of(request: Any, session: Callable[[str], SessionState | None]) -> Work:
-    """What a unary call of `UNARY` asks of the engine. session: finds a session by its id."""
+    """What a unary call asks of the engine that could be a step of a stream. session: finds a session by its id."""
     names = request.session_ids if hasattr(request, "session_ids") else (request.session_id,)
     return work_on(session(names[0]) if names else None, request.layer, tokens_of(request))
 

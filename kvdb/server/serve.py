@@ -22,6 +22,7 @@ from kvdb.database import Database
 from kvdb.errors import ConfigError, KvdbError, Unauthenticated
 from kvdb.events import Kind
 from kvdb.hardware.calibrate import calibrate
+from kvdb.rpc.call import SERVICE
 from kvdb.rpc.options import server_options
 from kvdb.server import decode_calls
 from kvdb.server.access.exposure import check_exposure
@@ -38,7 +39,7 @@ from kvdb.server.malloc import keep_freed_memory
 from kvdb.server.metrics.calls import CallMetrics
 from kvdb.server.metrics.opening import metrics_route, open_registry
 from kvdb.server.observing import CallsSeen
-from kvdb.server.service import SERVICE, KvdbService, handlers
+from kvdb.server.service import KvdbService, handlers
 from kvdb.server.session_registry import Sessions
 from kvdb.server.shared_memory.engine import Door, SharedEngine
 from kvdb.server.shared_memory.listener import SharedMemoryListener
@@ -94,6 +95,7 @@ class Server:
         self._streams = Streams(config.workers, config.stream_idle_seconds)
         self._turns = Turns(CLIENT_CALLS_MAX, CLIENT_WAITING_MAX, self._measured.waited)
         self._tracing = open_tracing(config.traces)
+        self._queries = self._tracing.together(database)
         of_tenant = cache(lambda tenant: database.config.quotas.of(tenant).requests_max)
         self._admission = Admission(config.requests_max, config.queue_max, self._waited, of_tenant, database.events)
         self._events = database.events
@@ -171,11 +173,10 @@ class Server:
 
     def _open_service(self, database: AnyDatabase, sessions: Sessions, tenant: str) -> "TenantCalls":
         step = self._measured.stepped
-        queries = self._tracing.together(database)
         service = KvdbService(database, sessions, self._streams, self._turns, self._inflight, self._config, step)
-        service.admission, service.queries = self._admission, queries
+        service.admission, service.queries = self._admission, self._queries
         service.offer_memory(self._local.path, self._local.identity)
-        shared = SharedEngine(database, sessions, self._turns, self._admission, step, self._seen.failed, queries, tenant)
+        shared = SharedEngine(database, sessions, self._turns, self._admission, step, self._seen.failed, self._queries, tenant)
         return TenantCalls(service, shared)
 
     def _waited(self, seconds: float) -> None:

@@ -1,18 +1,15 @@
 """The calls of kvdb.v1.Kvdb, each of them the engine's own method between two messages."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import PurePath
 from re import sub
 from time import perf_counter
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass
 
 import kvdb.deadlines as deadlines
 import kvdb.validate as validate
@@ -20,8 +17,9 @@ from kvdb.config import ServerConfig
 from kvdb.errors import InvalidArgument
 from kvdb.rpc import codec, kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.call import SERVICE, WireCall, given
+from kvdb.rpc.calls import CALLS, OF_REQUEST
 from kvdb.rpc.kv_chunk import CHUNK_BYTES, Chunk
-from kvdb.rpc.plans import to_choice, to_plan
 from kvdb.rpc.query_options import to_query_options
 from kvdb.server import decode_calls, import_calls, interceptors
 from kvdb.server.admission.admission import Admission
@@ -38,21 +36,21 @@ from kvdb.server.tracing import Together
 from kvdb.server.turns import Turn, Turns
 from kvdb.session.each import check_counts
 from kvdb.session.state import SessionState
-from kvdb.types import IndexInfo
 from kvdb.version import __version__
 
 TOKENS_OF_REPLY = 1 << 17
 """The most ids in a reply, half of the smallest limit of a message."""
 
-SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
-BLOCKING = {"BuildIndex", "VerifyIndexes", "CheckContext", "CheckStore", "UnknownFiles", "Backup", "Compact"}
-"""Unary calls that hold their thread for long, and count among the streams therefore."""
-
 # size: one noun, the service and its calls
 
 
 class KvdbService:
-    """One method for each call, named as in the proto but in Python's way; what they raise becomes a status."""
+    """Answers calls; what it raises becomes a status. A call of which the table does not say all has a method here, named as in
+    the contract but in Python's way.
+
+    queries: what answers those of several sessions; whoever makes the service says it."""
+
+    queries: Together
 
     def __init__(
         self,
@@ -72,7 +70,6 @@ class KvdbService:
         self._inflight = inflight
         self._stepped = stepped
         self.admission = Admission(config.requests_max, config.queue_max)
-        self.queries: Together = database
         self._incoming = partial(Incoming, inflight, nbytes_max=config.request_bytes_max)
         self._greeting = pb.HelloReply(
             version=__version__,
@@ -144,13 +141,13 @@ class KvdbService:
         q, k, v = (codec.from_array(array) for array in (request.q, request.k, request.v))
         options, starts = to_query_options(request), list(request.starts) or None
         with self._sessions.borrow_all(request.session_ids) as sessions:
-            out = self.queries.attend_together(sessions, request.layer, q, k, v, options, starts)
+            out = self.queries.attend(sessions, request.layer, q, k, v, options, starts)
         return pb.AttentionReply(out=codec.to_array(out))
 
     def attention_together(self, request: pb.AttentionTogetherRequest, _context: grpc.ServicerContext) -> pb.AttentionReply:
         q, options = codec.from_array(request.q), to_query_options(request)
         with self._sessions.borrow_all(request.session_ids) as sessions:
-            return pb.AttentionReply(out=codec.to_array(self.queries.attention_together(sessions, request.layer, q, options)))
+            return pb.AttentionReply(out=codec.to_array(self.queries.attention(sessions, request.layer, q, options)))
 
     def decode(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[pb.DecodeReply]:
         with self._streams.opened(context) as stream, closing(self._incoming(stream.client)) as incoming:
@@ -173,97 +170,26 @@ class KvdbService:
         tokens = codec.from_tokens(request.tokens) if request.HasField("tokens") else None
         with self._sessions.borrow(request.session_id) as session:
             retention = codec.from_retention(request.retention)
-            return codec.to_info(
-                self._database.store_session(session, request.name, tokens, chunk=request.chunk, retention=retention)
-            )
+            return codec.to_info(self._database.store(session, request.name, tokens, chunk=request.chunk, retention=retention))
 
-    def explain(self, request: pb.ExplainRequest, _context: grpc.ServicerContext) -> pb.ExplainReply:
-        with self._sessions.borrow(request.session_id) as session:
-            plan = session.explain(request.layer, to_query_options(request), request.analyze)
-        return pb.ExplainReply(plan=to_plan(plan))
-
-    def plan_recompute(self, request: pb.PlanRecomputeRequest, _context: grpc.ServicerContext) -> pb.PlanRecomputeReply:
-        seconds, ratio = (getattr(request, name) if request.HasField(name) else None for name in ("seconds", "ratio"))
-        with self._sessions.borrow(request.session_id) as session:
-            return pb.PlanRecomputeReply(choice=to_choice(session.plan_recompute(seconds, request.floor, ratio)))
-
-    def stats(self, request: pb.StatsRequest, _context: grpc.ServicerContext) -> pb.StatsReply:
-        with self._sessions.borrow(request.session_id) as session:
-            return codec.to_stats(session.stats())
-
-    def status(self, _request: pb.StatusRequest, _context: grpc.ServicerContext) -> pb.StatusReply:
+    def status(self, request: pb.StatusRequest, _context: grpc.ServicerContext) -> Message:
         door = self.admission
         now = replace(self._database.status(), calls=door.under_way, calls_max=door.room, calls_waiting=door.waiting)
-        return pb.StatusReply(**asdict(now))
+        return OF_REQUEST[type(request)].reply(now)
+
+    def build_index(self, request: pb.BuildIndexRequest, context: grpc.ServicerContext) -> Message:
+        """A call that waits counts among the streams, because it holds a thread as long as they do. It ends with its client."""
+        with self._streams.opened(context) if request.wait else nullcontext():
+            built = self._database.build_index(request.name, request.kind, request.wait, context.is_active)
+        return OF_REQUEST[type(request)].reply(built)
 
     def close_session(self, request: pb.CloseSessionRequest, _context: grpc.ServicerContext) -> pb.CloseSessionReply:
         self._sessions.close(request.session_id)
         return pb.CloseSessionReply()
 
-    def list_contexts(self, request: pb.ListContextsRequest, _context: grpc.ServicerContext) -> pb.ListContextsReply:
-        metadata = codec.from_metadata(request.metadata)
-        infos = self._database.contexts(request.prefix, request.limit or None, request.after, metadata)
-        return pb.ListContextsReply(contexts=map(codec.to_info, infos))
-
     def context_tokens(self, request: pb.ContextTokensRequest, _context: grpc.ServicerContext) -> pb.ContextTokensReply:
         ids = self._database.token_ids(request.name)[request.start :]
         return pb.ContextTokensReply(tokens=codec.to_tokens(ids[:TOKENS_OF_REPLY]))
-
-    def match_prefix(self, request: pb.MatchPrefixRequest, _context: grpc.ServicerContext) -> pb.MatchPrefixReply:
-        match = self._database.match(codec.from_spec(request.spec), codec.from_tokens(request.tokens), request.salt)
-        return pb.MatchPrefixReply(tokens=match.tokens, resident=match.resident)
-
-    def list_tiers(self, _request: pb.ListTiersRequest, _context: grpc.ServicerContext) -> pb.ListTiersReply:
-        return pb.ListTiersReply(tiers=map(codec.to_tier, self._database.tiers()))
-
-    def get_context(self, request: pb.GetContextRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
-        return codec.to_info(self._database.get(request.name))
-
-    def update_context(self, request: pb.UpdateContextRequest, _context: grpc.ServicerContext) -> pb.ContextInfo:
-        return codec.to_info(self._database.update_context(request.name, codec.from_update(request)))
-
-    def drop_contexts(self, request: pb.DropContextsRequest, _context: grpc.ServicerContext) -> pb.DropContextsReply:
-        if request.WhichOneof("which") == "matching":
-            wanted = request.matching
-            done = self._database.drop_all(wanted.prefix, codec.from_metadata(wanted.metadata))
-            return pb.DropContextsReply(dropped=done.names, in_use=done.in_use)
-        self._database.drop(*request.names.names)
-        return pb.DropContextsReply(dropped=request.names.names)
-
-    def offload_context(self, request: pb.OffloadContextRequest, _context: grpc.ServicerContext) -> pb.OffloadContextReply:
-        return pb.OffloadContextReply(nbytes=self._database.offload(request.name))
-
-    def build_index(self, request: pb.BuildIndexRequest, context: grpc.ServicerContext) -> pb.IndexesReply:
-        """A call that waits counts among the streams, because it holds a thread as long as they do. It ends with its client."""
-        with self._streams.opened(context) if request.wait else nullcontext():
-            built = self._database.build_index(request.name, request.kind, request.wait, context.is_active)
-        return _indexes(built)
-
-    def list_indexes(self, request: pb.ListIndexesRequest, _context: grpc.ServicerContext) -> pb.IndexesReply:
-        return _indexes(self._database.indexes(request.name))
-
-    def verify_indexes(self, request: pb.VerifyIndexesRequest, context: grpc.ServicerContext) -> pb.VerifyIndexesReply:
-        with self._streams.opened(context) as stream:
-            self._streams.begin(stream)
-            return pb.VerifyIndexesReply(indexes=self._database.verify(request.name))
-
-    def context_statistics(
-        self, request: pb.ContextStatisticsRequest, _context: grpc.ServicerContext
-    ) -> pb.ContextStatisticsReply:
-        return codec.to_statistics(self._database.statistics(request.name))
-
-    def explain_context(self, request: pb.ExplainContextRequest, _context: grpc.ServicerContext) -> pb.ExplainContextReply:
-        layer = request.layer if request.HasField("layer") else None
-        plans = self._database.explain(request.name, layer, to_query_options(request), request.analyze)
-        return pb.ExplainContextReply(plans=map(to_plan, plans))
-
-    def list_sessions(self, _request: pb.ListSessionsRequest, _context: grpc.ServicerContext) -> pb.ListSessionsReply:
-        return pb.ListSessionsReply(sessions=(pb.SessionInfo(**asdict(session)) for session in self._database.sessions()))
-
-    def explain_session(self, request: pb.ExplainSessionRequest, _context: grpc.ServicerContext) -> pb.ExplainContextReply:
-        layer = request.layer if request.HasField("layer") else None
-        plans = self._database.explain_session(request.label, layer, to_query_options(request), request.analyze)
-        return pb.ExplainContextReply(plans=map(to_plan, plans))
 
     def create_sessions(self, request: pb.CreateSessionsRequest, context: grpc.ServicerContext) -> pb.CreateSessionsReply:
         with ExitStack() as undo:
@@ -320,40 +246,16 @@ class KvdbService:
                     finally:
                         self._inflight.give_back(stream.client, counted)
 
-    def check_context(self, request: pb.CheckContextRequest, context: grpc.ServicerContext) -> pb.CheckContextReply:
-        with self._streams.opened(context) as stream:
-            self._streams.begin(stream)
-            checked = self._database.check(request.name)
-            return pb.CheckContextReply(blocks=checked.blocks, nbytes=checked.nbytes, indexes=checked.indexes)
-
-    def check_store(self, _request: pb.CheckStoreRequest, context: grpc.ServicerContext) -> pb.CheckStoreReply:
-        with self._streams.opened(context) as stream:
-            self._streams.begin(stream)
-            return pb.CheckStoreReply(damaged=self._database.check_store())
-
-    def unknown_files(self, request: pb.UnknownFilesRequest, context: grpc.ServicerContext) -> pb.UnknownFilesReply:
-        with self._streams.opened(context) as stream:
-            self._streams.begin(stream)
-            files = self._database.unknown_files(request.remove)
-            return pb.UnknownFilesReply(files=[pb.UnknownFile(**asdict(file)) for file in files])
-
-    def backup(self, request: pb.BackupRequest, context: grpc.ServicerContext) -> pb.BackupReply:
-        if not PurePath(request.folder).is_absolute():
-            raise InvalidArgument(f"a backup to {request.folder!r}; expected an absolute path on the server's machine")
-        with self._streams.opened(context) as stream:
-            self._streams.begin(stream)
-            return pb.BackupReply(**asdict(self._database.backup(request.folder, request.link)))
-
-    def space(self, _request: pb.SpaceRequest, context: grpc.ServicerContext) -> pb.SpaceReply:
-        with self._streams.opened(context) as stream:
-            self._streams.begin(stream)
-            space = self._database.space()
-            return pb.SpaceReply(held=space.held, reachable=space.reachable)
-
-    def compact(self, _request: pb.CompactRequest, context: grpc.ServicerContext) -> pb.CompactReply:
-        with self._streams.opened(context) as stream:
-            self._streams.begin(stream)
-            return pb.CompactReply(nbytes=self._database.compact())
+    def ask(self, call: WireCall, request: Message, context: grpc.ServicerContext) -> Message:
+        """What the database, or a session, answers to a call of which the table says all. A long one counts among the streams."""
+        arguments = call.arguments(request)
+        with ExitStack() as stack:
+            if call.long:
+                self._streams.begin(stack.enter_context(self._streams.opened(context)))
+            asked: Any = self._database
+            if call.of_session:
+                asked = stack.enter_context(self._sessions.borrow(given(request, "session_id")))
+            return call.reply(getattr(asked, call.method)(*arguments))
 
     def _opened(self, state: SessionState, tokens: bytes = b"") -> pb.SessionReply:
         """Take over a session, and tell the client of it. tokens: its ids, where the client does not know them."""
@@ -430,30 +332,36 @@ ServiceOf = Callable[[grpc.ServicerContext], KvdbService]
 
 
 def handlers(service_of: ServiceOf, unary: UnaryCalls, work_of: Callable[[Message], Work]) -> grpc.GenericRpcHandler:
-    """Every call of the contract, each answered by the service's method of its name. work_of: what a call of
-    `decode_calls.UNARY` asks of the engine."""
-    methods = {method.name: _handler(service_of, unary, work_of, method) for method in SERVICE.methods}
+    """Every call of the contract, each answered by the service's method of its name, or by the database's. work_of: what a call
+    asks of the engine that is made through shared memory too."""
+    methods = {call.rpc: _handler(service_of, unary, work_of, call) for call in OF_REQUEST.values()}
     return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
 
 
 def _handler(
-    service_of: ServiceOf, unary: UnaryCalls, work_of: Callable[[Message], Work], method: MethodDescriptor
+    service_of: ServiceOf, unary: UnaryCalls, work_of: Callable[[Message], Work], call: WireCall
 ) -> "interceptors.Handler":
-    name = sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
-    assert hasattr(KvdbService, name), f"no method answers {method.name}"
+    name = snake(call.rpc)
+    meant = [other for other in CALLS if other.rpc == call.rpc]
+    by_hand = hasattr(KvdbService, name)
+    assert by_hand or call.method, f"no method answers {call.rpc}"
 
     def behaviour(request: Any, context: grpc.ServicerContext) -> Any:
-        return getattr(service_of(context), name)(request, context)
+        service = service_of(context)
+        if by_hand:
+            return getattr(service, name)(request, context)
+        return service.ask(next(one for one in meant if one.holds(request)), request, context)
 
-    if method.client_streaming:
-        return interceptors.stream(method.name, behaviour)
-    kind = GetMessageClass(method.input_type)
-    if method.server_streaming:
-        return interceptors.replies(method.name, kind, behaviour)
-    if method.name in BLOCKING:
-        return interceptors.blocking(method.name, kind, behaviour)
-    return unary.handler(method.name, kind, behaviour, work_of if kind in decode_calls.UNARY else None)
+    kind: Any = call.request_type
+    if call.contract.client_streaming:
+        return interceptors.stream(call.rpc, behaviour)
+    if call.contract.server_streaming:
+        return interceptors.replies(call.rpc, kind, behaviour)
+    if call.long:
+        return interceptors.blocking(call.rpc, kind, behaviour)
+    return unary.handler(call.rpc, kind, behaviour, None if call.shared is None else work_of)
 
 
-def _indexes(infos: Sequence[IndexInfo]) -> pb.IndexesReply:
-    return pb.IndexesReply(indexes=map(codec.to_index_info, infos))
+def snake(rpc: str) -> str:
+    """The name of a method that answers a call, by the call's name in the contract."""
+    return sub(r"(?<!^)(?=[A-Z])", "_", rpc).lower()

@@ -22,7 +22,7 @@ QUERIES = ("attention", "attend")
 class Together(Protocol):
     """What answers queries of several sessions in one call; see `kvdb.database.Database`."""
 
-    def attend_together(
+    def attend(
         self,
         sessions: Sequence[object],
         layer: int,
@@ -33,7 +33,7 @@ class Together(Protocol):
         starts: Starts = None,
     ) -> Array: ...
 
-    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array: ...
+    def attention(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array: ...
 
 
 class Traced(Protocol):
@@ -185,13 +185,13 @@ class TracedTogether(NamedTuple):
     queries: Together
     query: Callable[[str, int, Sequence[Any]], AbstractContextManager[None]]
 
-    def attend_together(self, sessions: Sequence[object], layer: int, *given: Any) -> Array:
+    def attend(self, sessions: Sequence[object], layer: int, *given: Any) -> Array:
         with self.query("attend_together", layer, sessions):
-            return self.queries.attend_together(sessions, layer, *given)
+            return self.queries.attend(sessions, layer, *given)
 
-    def attention_together(self, sessions: Sequence[object], layer: int, *given: Any) -> Array:
+    def attention(self, sessions: Sequence[object], layer: int, *given: Any) -> Array:
         with self.query("attention_together", layer, sessions):
-            return self.queries.attention_together(sessions, layer, *given)
+            return self.queries.attention(sessions, layer, *given)
 
 
 def _stage_seconds(sessions: Sequence[SessionState]) -> dict[str, float]:

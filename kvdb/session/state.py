@@ -200,7 +200,7 @@ class SessionState:
             state.check_no_gaps()
             return self._recomputing.attention(state, q, positions)
 
-    def measure_deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
+    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
         """Measures of how far fresh KV is from the session's KV at these positions, float32 `[2, n]`, of which
         `kvdb.blend.deviation.deviation` makes scores; NaN where nothing is stored.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engine_adapter", "kvdb", "query_optimizer", "indexes")
-GENERATED = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+GENERATED = ("_pb2.py", "_pb2.pyi")
 
 
 @dataclass(frozen=True, eq=False)

@@ -127,7 +127,7 @@ def parent(kind, target, folder, children, seed):
             asker.ask()
             assert asker.session.stats().queries >= 2
         assert holds(db, TOKENS)
-        assert db.check_store() == [] if kind == "store" else True
+        assert db.verify_store() == [] if kind == "store" else True
     say(sum(asker.right for asker in askers))
 
 

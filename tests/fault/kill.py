@@ -88,7 +88,7 @@ class Told:
             for name, kept in self.states[0].items():
                 assert is_whole(db, name, kept), f"{where}: {name} is not what was stored"
             db._transport.check_integrity()
-            assert not db.check_store(), f"{where}: contexts are damaged"
+            assert not db.verify_store(), f"{where}: contexts are damaged"
             assert files_may_stay or not db.unknown_files(), f"{where}: {db.unknown_files()} are left behind"
         return gone
 

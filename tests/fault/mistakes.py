@@ -60,7 +60,7 @@ class Kept:
             assert names(db) == sorted(self.acknowledged), f"{names(db)} and not {sorted(self.acknowledged)}"
             assert all(holds(db, tokens) for tokens in self.acknowledged.values()), "a context is not whole"
             db._transport.check_integrity()
-            assert not db.check_store()
+            assert not db.verify_store()
 
 
 def lock_removed(kept, rng):

@@ -25,8 +25,8 @@ from kvdb.config import Config, ServerConfig, StorageConfig
 from kvdb.database import Database
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.call import SERVICE
 from kvdb.server.serve import Server
-from kvdb.server.service import SERVICE
 from kvdb.server.tenancy.tokens_file import new_token
 from kvdb.types import ModelSpec
 from tests.database import database
@@ -255,7 +255,7 @@ def fuzzed(folder: Path, seed: int, *, admin: bool = False, store: bool = False)
             server.stop(grace=0)
     if store:
         with database(config=config) as engine:
-            if engine.contexts() or engine.check_store():
+            if engine.contexts() or engine.verify_store():
                 raise Finding(f"seed {seed}: the store holds {engine.contexts()} after all was dropped")
 
 

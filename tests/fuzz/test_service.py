@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kvdb.server.service import SERVICE
+from kvdb.rpc.call import SERVICE
 from tests.fuzz.messages import Messages
 from tests.fuzz.service import SPEC, TOKENS, Finding, fuzzed
 

@@ -79,7 +79,7 @@ class Call(threading.Thread):
 
 CALLS = {
     "attention": lambda db, session, q: session.attention(1, q),
-    "attention_together": lambda db, session, q: db.attention_together([session], 1, q[None], ANYTHING)[0],
+    "attention_of_several": lambda db, session, q: db.attention([session], 1, q[None], ANYTHING)[0],
     "explain": lambda db, session, q: db.explain("doc", 1, ANYTHING, analyze=False),
 }
 
@@ -140,7 +140,7 @@ def test_everything_of_a_closed_database_raises(engine, spec):
             call()
     for call in (
         lambda: engine.create_session(spec, engine.kv.tokens),
-        lambda: engine.attention_together([session], 0, q[None], ANYTHING),
+        lambda: engine.attention([session], 0, q[None], ANYTHING),
         lambda: engine.get("doc"),
         lambda: engine.statistics("doc"),
         lambda: engine.build_index("doc", "flat"),
@@ -237,7 +237,7 @@ def test_a_call_that_raises_has_appended_nothing(engine, spec, monkeypatch):
         with pytest.raises(CapacityError):
             session.attend(0, q, k, v)
         with pytest.raises(CapacityError):
-            engine.attend_together([session, twin], 0, *(np.stack([x, x]) for x in (q, k, v)), ANYTHING)
+            engine.attend([session, twin], 0, *(np.stack([x, x]) for x in (q, k, v)), ANYTHING)
     assert session.stats().tokens == twin.stats().tokens == 100
     assert [session.layer(0).run.tokens, twin.layer(0).run.tokens] == [100, 100]
     out = session.attend(0, q[:, :1], k[:, :1], v[:, :1])
@@ -277,4 +277,4 @@ def test_what_float32_cannot_hold_is_an_error_and_appends_nothing(engine, spec):
     assert session.stats().tokens == 0
     session.update(0, huge[:2], huge[:2])
     with pytest.raises(NonFiniteError, match="float32"):
-        engine.attention_together([session], 0, huge[None], ANYTHING)
+        engine.attention([session], 0, huge[None], ANYTHING)

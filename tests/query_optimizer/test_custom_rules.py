@@ -84,7 +84,7 @@ def test_a_kind_from_outside_is_built_searched_and_verified(kinds, kv):
     with kvdb.connect(config=CONFIG) as db:
         load(db, kv)
         assert [info.kind for info in db.build_index("doc", "counting")] == ["counting"]
-        assert db.verify("doc") == 2
+        assert db.verify("doc").indexes == 2
         with db.create_session(kv.spec, kv.tokens[:N]) as session:
             before = Counting.asked
             assert step(session, kv, 1, hints=kvdb.Hints(index="counting")) <= 0.1

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
+from google.protobuf.message import Message
 
 from kvdb.client.remote.alarm import Alarm
 from kvdb.client.remote.fork_gate import GATE
@@ -17,7 +18,7 @@ from kvdb.client.remote.time_limits import TimeLimits
 from kvdb.config import Timeouts, Tls
 from kvdb.errors import InvalidArgument, KvdbError, MessageTooLarge, Unavailable
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
+from kvdb.rpc.calls import OF_REQUEST, Stub
 from kvdb.rpc.options import client_options
 from kvdb.rpc.status import timings_in, to_error
 from kvdb.types import CallTimings
@@ -34,12 +35,12 @@ Reply = TypeVar("Reply")
 class Connection:
     """An open channel to a server that answered. Thread-safe.
 
-    target: `kvdb://host:port`, `kvdbs://host:port` or `kvdb+unix:///path`. stub: the generated calls; make them through `call`,
-    or with `metadata`. message_bytes_max: the largest message that the server takes, as it says first. payload_bytes_max: the
-    largest arrays and tokens that fit into one; stream_payload_bytes_max: into a request of a stream, which may be several.
-    stream_idle_seconds: how long the server lets a stream say nothing. lanes: the ways through shared memory, none where the
-    server is on another host. direct: whether `Decode` may go through parts of gRPC that are not public. limits: how long each
-    call may take. alarm: what ends calls of streams that take longer.
+    target: `kvdb://host:port`, `kvdbs://host:port` or `kvdb+unix:///path`. stub: its calls; make them through `call`.
+    message_bytes_max: the largest message that the server takes, as it says first. payload_bytes_max: the largest arrays and
+    tokens that fit into one; stream_payload_bytes_max: into a request of a stream, which may be several. stream_idle_seconds: how
+    long the server lets a stream say nothing. lanes: the ways through shared memory, none where the server is on another host.
+    direct: whether `Decode` may go through parts of gRPC that are not public. limits: how long each call may take. alarm: what
+    ends calls of streams that take longer.
     """
 
     def __init__(self, target: str, token: str, timeouts: Timeouts, tls: Tls) -> None:
@@ -54,7 +55,7 @@ class Connection:
         self._closed = False
         self._last = local()
         self.channel = self._open_channel(tls)
-        self.stub = KvdbStub(self.channel)
+        self.stub = Stub(self.channel)
         try:
             server = self._greet()
         except BaseException:
@@ -62,14 +63,14 @@ class Connection:
             raise
         self.lanes = SharedLanes(server, self._greet, token, target, self.limits)
 
-    def call(self, method: "grpc.UnaryUnaryMultiCallable[Any, Reply]", request: object) -> Reply:
-        """Make one unary call. Raises what the server raised, DeadlineExceeded, and Unavailable where it does not answer, or
-        after `close`."""
+    def call(self, request: Message) -> Any:
+        """The reply to the request of a unary call. Raises what the server raised, DeadlineExceeded, and Unavailable where it
+        does not answer, or after `close`."""
+        call = OF_REQUEST[type(request)]
         with self.errors_raised():
-            reply, trailing = self._unary(method, request, self.limits.of(request))
+            reply, trailing = self._unary(getattr(self.stub, call.rpc), request, self.limits.group(call.group))
         self._keep(timings_in(trailing))
-        answer: Reply = reply
-        return answer
+        return reply
 
     def stream(self, method: str, deserialize: Callable[[bytes], Reply]) -> Stream[bytes, Reply]:
         """Open a call of many requests, which are bytes, and replies. Raises Unavailable after `close`."""

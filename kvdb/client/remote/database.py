@@ -1,11 +1,11 @@
 """A database on a server."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,48 +20,41 @@ from kvdb.client.remote.reading import read
 from kvdb.client.remote.session import RemoteSession
 from kvdb.client.remote.shared_memory.calls import SharedCalls
 from kvdb.client.remote.shared_memory.imports import SharedImport
+from kvdb.client.transport import ImportTransport, SessionTransport
 from kvdb.config import Timeouts, Tls
 from kvdb.errors import KvdbError, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.plans import from_plan
-from kvdb.rpc.query_options import put_query_options
+from kvdb.rpc.call import WireCall
+from kvdb.rpc.calls import OF_METHOD
 from kvdb.rpc.status import error_of
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
-    BackedUp,
     CallTimings,
-    Checked,
-    ContextInfo,
     ContextStatistics,
-    ContextUpdate,
-    DatabaseStatus,
-    Dropped,
-    IndexInfo,
     KeysValues,
     ModelSpec,
-    PrefixMatch,
     PromptPart,
     Retention,
-    SessionInfo,
-    Space,
-    TierStats,
     Tokens,
-    UnknownFile,
 )
-from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
 
 # size: one noun, a database on a server and its calls
 
 
 class RemoteDatabase:
-    """`kvdb.client.transport.Transport` over gRPC. Thread-safe.
+    """The calls of `kvdb.database.Database` over gRPC, with the same arguments and errors. Thread-safe. Those that only ask are
+    made from the table of calls; here stand those that open something, or are several.
 
     Names, token ids and layer numbers are checked here, as an embedded database checks them. The server checks everything else;
     its errors arrive as the same classes with the same messages.
     """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, method: str) -> Callable[..., Any]: ...
 
     def __init__(
         self,
@@ -90,7 +83,7 @@ class RemoteDatabase:
         base: int | None = None,
         retention: Retention = DEFAULT_RETENTION,
         salt: str = "",
-    ) -> RemoteImport | SharedImport:
+    ) -> ImportTransport:
         """Start storing a context; see `kvdb.database.Database.begin_import`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         begin = messages.import_begin(spec, tokens, name, base, retention, salt)
@@ -107,13 +100,13 @@ class RemoteDatabase:
         share: bool = False,
         label: str = "",
         expected_tokens: int | None = None,
-    ) -> RemoteSession:
+    ) -> SessionTransport:
         """A session on the server; see `kvdb.database.Database.create_session`, whose errors it raises, and MessageTooLarge."""
         connection = self._connected()
         ids = validate.token_ids(tokens)
         connection.check_size("the list of tokens", ids.nbytes)
         request = messages.create_session(spec, ids, error_max, salt, share=share, label=label, expected_tokens=expected_tokens)
-        reply = connection.call(connection.stub.CreateSession, request)
+        reply = connection.call(request)
         return RemoteSession(connection, spec, reply, ids, self._sessions)
 
     def create_session_of_parts(
@@ -124,7 +117,7 @@ class RemoteDatabase:
         salt: str = "",
         *,
         expected_tokens: int | None = None,
-    ) -> RemoteSession:
+    ) -> SessionTransport:
         """A session over several parts; see `kvdb.database.Database.create_session_of_parts`, whose errors it raises, and
         MessageTooLarge."""
         connection = self._connected()
@@ -132,10 +125,10 @@ class RemoteDatabase:
         connection.check_size("the list of parts", laid.ByteSize())
         request = messages.create_session(spec, None, error_max, salt, expected_tokens=expected_tokens)
         request.parts.CopyFrom(laid)
-        reply: pb.SessionReply = connection.call(connection.stub.CreateSession, request)
+        reply: pb.SessionReply = connection.call(request)
         return RemoteSession(connection, spec, reply, codec.from_tokens(reply.tokens), self._sessions)
 
-    def attend_together(
+    def attend(
         self,
         sessions: Sequence[object],
         layer: int,
@@ -145,7 +138,7 @@ class RemoteDatabase:
         options: QueryOptions,
         starts: Sequence[int] | None = None,
     ) -> Array:
-        """One step of several sessions; see `kvdb.database.Database.attend_together`, whose errors it raises, and
+        """One step of several sessions; see `kvdb.database.Database.attend`, whose errors it raises, and
         MessageTooLarge."""
         connection = self._connected()
         ids = self._ids(sessions, layer)
@@ -154,45 +147,34 @@ class RemoteDatabase:
             return out
         connection.check_size(f"the step of {len(ids)} sessions", q.nbytes + k.nbytes + v.nbytes)
         request = messages.attend_together(ids, layer, (q, k, v), options, starts)
-        return codec.from_array(connection.call(connection.stub.AttendTogether, request).out).copy()
+        return codec.from_array(connection.call(request).out).copy()
 
-    def step_together(self, *_: object) -> None:
-        """Nothing: the caller's arrays travel as numpy has them, by `attend_together`."""
+    def step(self, *_: object) -> None:
+        """Nothing: the caller's arrays travel as numpy has them, by `attend`."""
 
-    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
-        """A query of several sessions; see `kvdb.database.Database.attention_together`, and `attend_together`."""
+    def attention(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
+        """A query of several sessions; see `kvdb.database.Database.attention`, and `attend`."""
         connection = self._connected()
         ids = self._ids(sessions, layer)
         if ids and (out := self._together(sessions).attention_together(ids, layer, q, options)) is not None:
             return out
         connection.check_size(f"q of {len(ids)} sessions", q.nbytes)
         request = messages.attention_together(ids, layer, q, options)
-        return codec.from_array(connection.call(connection.stub.AttentionTogether, request).out).copy()
-
-    def contexts(self, prefix: str, limit: int | None, after: str, metadata: Mapping[str, Any]) -> list[ContextInfo]:
-        """The stored contexts; see `kvdb.database.Database.contexts`."""
-        connection = self._connected()
-        reply = connection.call(connection.stub.ListContexts, messages.list_contexts(prefix, limit, after, metadata))
-        return [codec.from_info(info) for info in reply.contexts]
-
-    def get(self, name: str) -> ContextInfo:
-        """What is stored under a name. Raises NotFound."""
-        connection = self._connected()
-        return codec.from_info(connection.call(connection.stub.GetContext, pb.GetContextRequest(name=name)))
+        return codec.from_array(connection.call(request).out).copy()
 
     def token_ids(self, name: str) -> Tokens:
         """The ids of a context's tokens, in as many replies as they need. Raises NotFound."""
         connection, pieces, start = self._connected(), list[Tokens](), 0
         while not pieces or len(pieces[-1]):
             request = pb.ContextTokensRequest(name=name, start=start)
-            pieces.append(codec.from_tokens(connection.call(connection.stub.ContextTokens, request).tokens))
+            pieces.append(codec.from_tokens(connection.call(request).tokens))
             start += len(pieces[-1])
         return np.concatenate(pieces)
 
     def read(
         self, name: str, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
     ) -> list[KeysValues]:
-        """KV of a context; see `kvdb.operations.reading.ReadOperations.read`, whose errors it raises."""
+        """KV of a context; see `kvdb.database.Database.read`, whose errors it raises."""
         info = self.get(name)
         for number in layers:
             validate.layer(info.spec, number)
@@ -200,61 +182,10 @@ class RemoteDatabase:
         request = pb.ReadContextRequest(context=name, layers=layers, start=start, stop=end)
         return read(self._connected(), info.spec, request, out)
 
-    def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> PrefixMatch:
-        """How much of a prompt is stored on the server."""
-        connection = self._connected()
-        reply = connection.call(connection.stub.MatchPrefix, messages.match(spec, tokens, salt))
-        return PrefixMatch(int(reply.tokens), int(reply.resident))
-
-    def tiers(self) -> list[TierStats]:
-        """What each tier of the server holds."""
-        connection = self._connected()
-        return [codec.from_tier(stats) for stats in connection.call(connection.stub.ListTiers, pb.ListTiersRequest()).tiers]
-
-    def update_context(self, name: str, change: ContextUpdate) -> ContextInfo:
-        """Change how long a context is kept, what is noted of it, or its name; see `kvdb.database.Database.update_context`."""
-        connection = self._connected()
-        return codec.from_info(connection.call(connection.stub.UpdateContext, codec.to_update(name, change)))
-
-    def drop(self, *names: str) -> None:
-        """Forget contexts, all or none. Raises NotFound, and MessageTooLarge."""
-        self._drop(pb.DropContextsRequest(names=pb.Names(names=names)))
-
-    def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped:
-        """Forget contexts that no session stands on; see `kvdb.database.Database.drop_all`."""
-        wanted = pb.Matching(prefix=prefix, metadata=json.dumps(dict(metadata)))
-        reply = self._drop(pb.DropContextsRequest(matching=wanted))
-        return Dropped(tuple(reply.dropped), tuple(reply.in_use))
-
-    def offload(self, name: str) -> int:
-        """Move a context to the server's disk; see `kvdb.database.Database.offload`, whose errors it raises."""
-        connection = self._connected()
-        reply: pb.OffloadContextReply = connection.call(connection.stub.OffloadContext, pb.OffloadContextRequest(name=name))
-        return int(reply.nbytes)
-
-    def build_index(self, name: str, kind: str, wait: bool) -> list[IndexInfo]:
-        """Build an index on the server; see `kvdb.database.Database.build_index`, whose errors it raises."""
-        connection = self._connected()
-        request = pb.BuildIndexRequest(name=name, kind=validate.kind(kind), wait=bool(wait))
-        return _infos(connection.call(connection.stub.BuildIndex, request))
-
-    def indexes(self, name: str) -> list[IndexInfo]:
-        """The indexes over a context, built and under way. Raises NotFound."""
-        connection = self._connected()
-        return _infos(connection.call(connection.stub.ListIndexes, pb.ListIndexesRequest(name=name)))
-
-    def verify(self, name: str) -> int:
-        """Check every index of a context on the server. Raises NotFound or IntegrityError."""
-        connection = self._connected()
-        request = pb.VerifyIndexesRequest(name=name)
-        reply: pb.VerifyIndexesReply = connection.call(connection.stub.VerifyIndexes, request)
-        return reply.indexes
-
     def statistics(self, name: str) -> ContextStatistics:
         """Raises NotFound."""
-        connection = self._connected()
-        request = pb.ContextStatisticsRequest(name=name)
-        return codec.from_statistics(name, connection.call(connection.stub.ContextStatistics, request))
+        told: ContextStatistics = self._ask(OF_METHOD["statistics"], name)
+        return replace(told, name=name)
 
     @property
     def last_timings(self) -> CallTimings | None:
@@ -280,8 +211,8 @@ class RemoteDatabase:
         salt: str = "",
         *,
         expected_tokens: int | None = None,
-    ) -> list[RemoteSession]:
-        """A session for each prompt; see `kvdb.operations.many_sessions.ManySessions`, whose errors it raises."""
+    ) -> Sequence[SessionTransport]:
+        """A session for each prompt; see `kvdb.database.Database.create_sessions`, whose errors it raises."""
         connection = self._connected()
         ids = []
         for i, tokens in enumerate(prompts):
@@ -290,16 +221,16 @@ class RemoteDatabase:
         each = partial(messages.create_session, spec, error_max=error_max, salt=salt, expected_tokens=expected_tokens)
         request = pb.CreateSessionsRequest(sessions=map(each, ids))
         connection.check_size(f"the prompts of {len(ids)} sessions", request.ByteSize())
-        reply: pb.CreateSessionsReply = connection.call(connection.stub.CreateSessions, request)
+        reply: pb.CreateSessionsReply = connection.call(request)
         return [
             RemoteSession(connection, spec, created, tokens, self._sessions)
             for created, tokens in zip(reply.sessions, ids, strict=True)
         ]
 
-    def update_together(
+    def update_sessions(
         self, sessions: Sequence[object], layer: int, k: Array, v: Array, starts: Sequence[int] | None = None
     ) -> list[KvdbError | None]:
-        """See `kvdb.operations.many_sessions.ManySessions`, whose errors it raises, and MessageTooLarge."""
+        """See `kvdb.database.Database.update_sessions`, whose errors it raises, and MessageTooLarge."""
         connection, own = self._connected(), self._own(sessions)
         validate.starts(starts, len(own))
         for what, array in (("k", k), ("v", v)):
@@ -311,97 +242,32 @@ class RemoteDatabase:
             request = pb.UpdateSessionsRequest(session_ids=ids, layer=layer, starts=starts)
             codec.put_array(request.k, k)
             codec.put_array(request.v, v)
-            reply = connection.call(connection.stub.UpdateSessions, request)
+            reply = connection.call(request)
         return [_error(status) for status in reply.statuses]
 
-    def truncate_together(self, sessions: Sequence[object], tokens: Sequence[int]) -> list[KvdbError | None]:
-        """See `kvdb.operations.many_sessions.ManySessions`, whose errors it raises."""
+    def truncate_sessions(self, sessions: Sequence[object], tokens: Sequence[int]) -> list[KvdbError | None]:
+        """See `kvdb.database.Database.truncate_sessions`, whose errors it raises."""
         connection, own = self._connected(), self._own(sessions)
         request = pb.TruncateSessionsRequest(session_ids=[one.id for one in own], tokens=tokens)
-        reply: pb.TruncateSessionsReply = connection.call(connection.stub.TruncateSessions, request)
+        reply: pb.TruncateSessionsReply = connection.call(request)
         for session, kept, done in zip(own, tokens, reply.sessions, strict=True):
             if not done.status.error:
                 session.truncated(done.session, kept)
         return [_error(done.status) for done in reply.sessions]
 
-    def close_together(self, sessions: Sequence[object]) -> None:
+    def close_sessions(self, sessions: Sequence[object]) -> None:
         """Close each session; where their server is gone, they went with it. Raises InvalidArgument."""
         connection = self._connected()
         ids = [session.id for session in self._own(sessions) if session.forget()]
         with suppress(Unavailable):
-            connection.call(connection.stub.CloseSessions, pb.CloseSessionsRequest(session_ids=ids))
+            connection.call(pb.CloseSessionsRequest(session_ids=ids))
 
-    def check(self, name: str) -> Checked:
-        """Check a context on the server; see `kvdb.database.Database.check`, whose errors it raises."""
+    def _ask(self, call: WireCall, *values: Any, **named: Any) -> Any:
+        """What the server's database returns. Raises what that raises, and MessageTooLarge."""
         connection = self._connected()
-        reply: pb.CheckContextReply = connection.call(connection.stub.CheckContext, pb.CheckContextRequest(name=name))
-        return Checked(reply.blocks, reply.nbytes, reply.indexes)
-
-    def check_store(self) -> list[str]:
-        """Check the server's store; see `kvdb.database.Database.check_store`, whose errors it raises."""
-        connection = self._connected()
-        reply: pb.CheckStoreReply = connection.call(connection.stub.CheckStore, pb.CheckStoreRequest())
-        return list(reply.damaged)
-
-    def unknown_files(self, remove: bool) -> list[UnknownFile]:
-        """Files of the server's store; see `kvdb.database.Database.unknown_files`, whose errors it raises."""
-        connection = self._connected()
-        reply: pb.UnknownFilesReply = connection.call(connection.stub.UnknownFiles, pb.UnknownFilesRequest(remove=remove))
-        return [UnknownFile(file.name, file.nbytes) for file in reply.files]
-
-    def compact(self) -> int:
-        """Give space back on the server; see `kvdb.database.Database.compact`, whose errors it raises."""
-        connection = self._connected()
-        reply: pb.CompactReply = connection.call(connection.stub.Compact, pb.CompactRequest())
-        return int(reply.nbytes)
-
-    def status(self) -> DatabaseStatus:
-        """How the server is used at the moment; see `kvdb.database.Database.status`."""
-        connection = self._connected()
-        reply: pb.StatusReply = connection.call(connection.stub.Status, pb.StatusRequest())
-        counts = reply.contexts, reply.sessions, dict(reply.indexes), reply.building
-        return DatabaseStatus(reply.version, reply.uptime_seconds, *counts, reply.calls, reply.calls_max, reply.calls_waiting)
-
-    def space(self) -> Space:
-        """How much space the contexts of the server take; see `kvdb.database.Database.space`."""
-        connection = self._connected()
-        reply: pb.SpaceReply = connection.call(connection.stub.Space, pb.SpaceRequest())
-        return Space(reply.held, reply.reachable)
-
-    def backup(self, folder: str, link: bool) -> BackedUp:
-        """Copy the server's store on its machine; see `kvdb.database.Database.backup`, whose errors it raises."""
-        connection = self._connected()
-        reply: pb.BackupReply = connection.call(connection.stub.Backup, pb.BackupRequest(folder=folder, link=link))
-        counts = reply.contexts, reply.copied, reply.reflinked, reply.linked
-        return BackedUp(*counts, reply.nbytes, reply.same_file_system)
-
-    def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
-        """The plans of a query behind a context; see `kvdb.database.Database.explain`, whose errors it raises."""
-        connection = self._connected()
-        request = pb.ExplainContextRequest(name=name, layer=layer, analyze=analyze)
-        put_query_options(request, options)
-        reply: pb.ExplainContextReply = connection.call(connection.stub.ExplainContext, request)
-        return [from_plan(text) for text in reply.plans]
-
-    def sessions(self) -> list[SessionInfo]:
-        """The open sessions on the server that have a label."""
-        connection = self._connected()
-        reply: pb.ListSessionsReply = connection.call(connection.stub.ListSessions, pb.ListSessionsRequest())
-        return [SessionInfo(told.label, told.tokens, told.reused, told.queries) for told in reply.sessions]
-
-    def explain_session(self, label: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
-        """The plans of a session's next query; see `kvdb.database.Database.explain_session`, whose errors it raises."""
-        connection = self._connected()
-        request = pb.ExplainSessionRequest(label=label, layer=layer, analyze=analyze)
-        put_query_options(request, options)
-        reply: pb.ExplainContextReply = connection.call(connection.stub.ExplainSession, request)
-        return [from_plan(text) for text in reply.plans]
-
-    def _drop(self, request: pb.DropContextsRequest) -> pb.DropContextsReply:
-        connection = self._connected()
-        connection.check_size("the list of names", request.ByteSize())
-        reply: pb.DropContextsReply = connection.call(connection.stub.DropContexts, request)
-        return reply
+        request = call.request(*values, **named)
+        connection.check_size(f"the request of {call.method}", request.ByteSize())
+        return call.value(connection.call(request))
 
     def _ids(self, sessions: Sequence[object], layer: int) -> list[str]:
         """The ids of open sessions of this database. Raises InvalidArgument, SpecMismatch, SessionClosed or LayerError."""
@@ -439,8 +305,18 @@ class RemoteDatabase:
         self._connection, self._connecting = None, Lock()
 
 
-def _infos(reply: pb.IndexesReply) -> list[IndexInfo]:
-    return [codec.from_index_info(info) for info in reply.indexes]
+def _asking(call: WireCall) -> Callable[..., Any]:
+    """The method that asks for a call."""
+
+    def ask(self: RemoteDatabase, *values: Any, **named: Any) -> Any:
+        return self._ask(call, *values, **named)
+
+    return ask
+
+
+for _call in OF_METHOD.values():
+    if not hasattr(RemoteDatabase, _call.method):
+        setattr(RemoteDatabase, _call.method, _asking(_call))
 
 
 def _error(status: pb.ItemStatus) -> KvdbError | None:

@@ -6,11 +6,12 @@ from kvdb.client.remote.connection import Connection
 from kvdb.errors import SessionClosed
 from kvdb.rpc import codec, kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.calls import OF_REQUEST
 from kvdb.rpc.kv_chunk import CHUNK_BYTES, Chunk
 from kvdb.rpc.request_parts import cut
 from kvdb.types import Array, ContextInfo, ModelSpec
 
-METHOD = "/kvdb.v1.Kvdb/ImportContext"
+METHOD = OF_REQUEST[pb.ImportRequest].path
 ABORT_SECONDS_MAX = 5.0
 """How long an abort waits for the server to confirm that everything was given back."""
 

@@ -1,8 +1,6 @@
 """Requests made of values, for whatever sends them."""
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import kvdb.validate as validate
 from kvdb.errors import PositionError
@@ -35,16 +33,6 @@ def create_session(
         label=label,
         expected_tokens=expected_tokens,
     )
-
-
-def list_contexts(prefix: str, limit: int | None, after: str, metadata: Mapping[str, Any]) -> pb.ListContextsRequest:
-    return pb.ListContextsRequest(prefix=prefix, limit=limit or 0, after=after, metadata=json.dumps(metadata))
-
-
-def match(spec: ModelSpec, tokens: Tokens, salt: str) -> pb.MatchPrefixRequest:
-    """Raises ShapeError, DtypeError or InvalidArgument."""
-    ids = codec.to_tokens(validate.token_ids(tokens))
-    return pb.MatchPrefixRequest(spec=codec.to_spec(spec), tokens=ids, salt=validate.salt(salt))
 
 
 def import_begin(spec: ModelSpec, tokens: Tokens, name: str, base: int | None, retention: Retention, salt: str) -> pb.ImportBegin:

@@ -29,5 +29,5 @@ def pings(connection: Connection, count: int, ways: Collection[str] = WAYS) -> M
 
 def _seconds_of_hello(connection: Connection) -> float:
     started = perf_counter()
-    connection.call(connection.stub.Hello, pb.HelloRequest())
+    connection.call(pb.HelloRequest())
     return perf_counter() - started

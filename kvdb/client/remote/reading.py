@@ -12,11 +12,12 @@ from kvdb.client.remote.connection import Connection
 from kvdb.errors import Unavailable
 from kvdb.rpc import kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.calls import OF_REQUEST
 from kvdb.rpc.kv_chunk import Chunk
 from kvdb.rpc.status import too_late
 from kvdb.types import KeysValues, ModelSpec
 
-METHOD = "/kvdb.v1.Kvdb/ReadContext"
+METHOD = OF_REQUEST[pb.ReadContextRequest].path
 
 
 def read(

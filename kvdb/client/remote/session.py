@@ -20,8 +20,7 @@ from kvdb.client.remote.shared_memory.calls import SharedCalls
 from kvdb.errors import DeadlineExceeded, SessionClosed, Unauthenticated, Unavailable
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.plans import from_choice, from_plan
-from kvdb.rpc.query_options import put_query_options
+from kvdb.rpc.calls import OF_SESSION
 from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
@@ -142,8 +141,8 @@ class RemoteSession:
             requests = self._placed_requests("attention_at", layer, positions, q=q)
             return joined([writable(self._decode(request)) for request in requests])
 
-    def measure_deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
-        """Measure how far fresh KV is from stored KV; see `kvdb.session.state.SessionState.measure_deviation`, whose
+    def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
+        """Measure how far fresh KV is from stored KV; see `kvdb.session.state.SessionState.deviation`, whose
         errors it raises."""
         with self._lock:
             self.check_layer(layer)
@@ -159,7 +158,7 @@ class RemoteSession:
         with self._lock:
             self._check_open()
             request = pb.TruncateRequest(session_id=self.id, tokens=tokens)
-            reply: pb.TruncateReply = self.connection.call(self.connection.stub.Truncate, request)
+            reply: pb.TruncateReply = self.connection.call(request)
             self.truncated(reply, tokens)
 
     def truncated(self, reply: pb.TruncateReply, tokens: int) -> None:
@@ -182,7 +181,7 @@ class RemoteSession:
     def fork(self) -> "RemoteSession":
         """Another session over the same tokens. Raises SessionClosed."""
         self._check_open()
-        reply = self.connection.call(self.connection.stub.Fork, pb.ForkRequest(session_id=self.id))
+        reply = self.connection.call(pb.ForkRequest(session_id=self.id))
         return RemoteSession(self.connection, self.spec, reply, self.tokens, self._sessions)
 
     def store(
@@ -192,26 +191,23 @@ class RemoteSession:
         self._check_open()
         request = messages.store(self.id, name, tokens, chunk, retention)
         self.connection.check_size("the list of tokens", len(request.tokens))
-        return codec.from_info(self.connection.call(self.connection.stub.Store, request))
+        return codec.from_info(self.connection.call(request))
 
     def explain(self, layer: int, options: QueryOptions, analyze: bool = False) -> Plan:
         """The plan of this layer's next query; see `kvdb.session.state.SessionState.explain`, whose errors it raises."""
         self.check_layer(layer)
-        request = pb.ExplainRequest(session_id=self.id, layer=layer, analyze=analyze)
-        put_query_options(request, options)
-        reply: pb.ExplainReply = self.connection.call(self.connection.stub.Explain, request)
-        return from_plan(reply.plan)
+        plan: Plan = self._ask("explain", layer, options, analyze)
+        return plan
 
     def plan_recompute(self, seconds: float | None, floor: float, ratio: float | None) -> Choice:
         """How much to recompute; see `kvdb.session.state.SessionState.plan_recompute`, whose errors it raises."""
-        self._check_open()
-        request = pb.PlanRecomputeRequest(session_id=self.id, seconds=seconds, floor=floor, ratio=ratio)
-        return from_choice(self.connection.call(self.connection.stub.PlanRecompute, request).choice)
+        choice: Choice = self._ask("plan_recompute", seconds, floor, ratio)
+        return choice
 
     def stats(self) -> SessionStats:
         """What the session holds and has done. Raises SessionClosed."""
-        self._check_open()
-        return codec.from_stats(self.connection.call(self.connection.stub.Stats, pb.StatsRequest(session_id=self.id)))
+        stats: SessionStats = self._ask("stats")
+        return stats
 
     def close(self) -> None:
         """Give everything back. Closing twice does nothing, and neither does closing a session whose server is gone, or lets this
@@ -222,7 +218,7 @@ class RemoteSession:
         if not self.forget():
             return
         with suppress(Unavailable, Unauthenticated):  # the server's sessions went with it, or this one expires there
-            self.connection.call(self.connection.stub.CloseSession, pb.CloseSessionRequest(session_id=self.id))
+            self.connection.call(pb.CloseSessionRequest(session_id=self.id))
 
     def forget(self) -> bool:
         """End the session here alone; whether it was open, so that the server is to be told."""
@@ -231,6 +227,14 @@ class RemoteSession:
             if was:
                 self._stream.cancel()
             return was
+
+    def _ask(self, method: str, *values: Any) -> Any:
+        """What the session's method returns on the server. Raises what that raises, and SessionClosed."""
+        self._check_open()
+        call = OF_SESSION[method]
+        request: Any = call.request(*values)
+        request.session_id = self.id
+        return call.value(self.connection.call(request))
 
     def _decode(self, request: pb.DecodeRequest) -> pb.DecodeReply:
         try:

@@ -11,12 +11,14 @@ import grpc
 from kvdb.client.remote.alarm import Alarm
 from kvdb.client.remote.time_limits import TimeLimits
 from kvdb.errors import KvdbError, Unavailable
+from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.calls import OF_REQUEST
 from kvdb.rpc.status import too_late
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
-DECODE = "/kvdb.v1.Kvdb/Decode"
+DECODE = OF_REQUEST[pb.DecodeRequest].path
 DEPTH = 4
 """How many requests may wait to be sent before `send` waits too."""
 LOOK_SECONDS = 0.2

@@ -8,13 +8,12 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.samples import Sample
 
-from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.calls import CALLS
 
 SECONDS = tuple(round(base * 10**power, 6) for power in range(-5, 2) for base in (1.0, 2.5, 5.0))
 """The buckets of times: three for each power of ten from 10 us to 50 s."""
 
-_SERVICE = pb.DESCRIPTOR.services_by_name["Kvdb"]
-METHODS = {f"/{_SERVICE.full_name}/{method.name}": method.name for method in _SERVICE.methods}
+METHODS = {call.path: call.rpc for call in CALLS}
 OTHER = "other"
 SHARED_MEMORY = "SharedMemory"
 STREAM = "Decode"

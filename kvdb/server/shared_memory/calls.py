@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ import kvdb._native as _native
 import kvdb.validate as validate
 from kvdb.errors import InvalidArgument, KvdbError
 from kvdb.events import Origin, new_request
-from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.calls import SHARED
 from kvdb.rpc.query_options import to_query_options
 from kvdb.rpc.shared_records import CallKind, SharedRequest, check_span
 from kvdb.rpc.shared_region import SharedRegion
@@ -28,16 +28,8 @@ from query_optimizer.query_options import NO_OPTIONS
 
 HEADS_MAX = 4096
 """How many messages are kept with what they say, since the next step sends the same."""
-MESSAGES: Mapping[int, Any] = {
-    CallKind.UPDATE: pb.UpdateRequest,
-    CallKind.ATTENTION: pb.AttentionRequest,
-    CallKind.ATTEND: pb.AttendRequest,
-    CallKind.ATTEND_TOGETHER: pb.AttendTogetherRequest,
-    CallKind.ATTENTION_TOGETHER: pb.AttentionTogetherRequest,
-    CallKind.UPDATE_TOGETHER: pb.UpdateSessionsRequest,
-}
-TOGETHER = {CallKind.ATTEND_TOGETHER, CallKind.ATTENTION_TOGETHER, CallKind.UPDATE_TOGETHER}
-NAMES = {kind: CallKind(kind).name.lower() for kind in MESSAGES}
+TOGETHER = {kind for kind, call in SHARED.items() if "session_ids" in call.contract.input_type.fields_by_name}
+NAMES = {kind: CallKind(kind).name.lower() for kind in SHARED}
 
 
 class Answered(NamedTuple):
@@ -79,7 +71,7 @@ class SharedCalls:
         call = self._calls.get(request.kind)
         if call is None:
             raise InvalidArgument(f"a request is of kind {request.kind}; expected 0 to {max(CallKind)}")
-        if request.kind not in MESSAGES:
+        if request.kind not in SHARED:
             return Answered(call(request))
         started = self._began = perf_counter()
         try:
@@ -154,9 +146,9 @@ class SharedCalls:
         shape = request.tokens, spec.head_dim
         q = self._region.view(request.q, (count, spec.q_heads, *shape), spec.numpy_dtype)
         if request.kind == CallKind.ATTENTION_TOGETHER:
-            return self._queries.attention_together(sessions, head.layer, q, head.options)
+            return self._queries.attention(sessions, head.layer, q, head.options)
         k, v = (self._region.view(at, (count, spec.kv_heads, *shape), spec.numpy_dtype) for at in (request.k, request.v))
-        return self._queries.attend_together(sessions, head.layer, q, k, v, head.options, head.starts)
+        return self._queries.attend(sessions, head.layer, q, k, v, head.options, head.starts)
 
     def _update_several(self, request: SharedRequest) -> int:
         head = self._head(request)
@@ -198,7 +190,7 @@ class SharedCalls:
         known = self._heads.get(key)
         if known is not None:
             return known
-        message = parsed(MESSAGES[request.kind], data)
+        message = parsed(SHARED[request.kind].request_type, data)
         sessions = tuple(message.session_ids) if request.kind in TOGETHER else (message.session_id,)
         if not sessions:
             raise InvalidArgument("a request names no session; expected one or more")

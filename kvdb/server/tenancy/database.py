@@ -3,29 +3,25 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvdb.config import Config
 from kvdb.database import Database
 from kvdb.errors import NotFound, PermissionDenied, SessionClosed
 from kvdb.indexing.database_status import database_status
+from kvdb.rpc.call import Tenant, WireCall
+from kvdb.rpc.calls import OF_METHOD
 from kvdb.server.tenancy.imports import TenantImport
 from kvdb.server.tenancy.names import Names
 from kvdb.server.tenancy.quota import Holdings, Quota
 from kvdb.server.tenancy.shared import SharedContexts, check_own, mark
-from kvdb.session.runner import Starts
 from kvdb.session.state import SessionState
 from kvdb.types import (
     DEFAULT_RETENTION,
-    Array,
-    BackedUp,
-    Checked,
     ContextInfo,
-    ContextStatistics,
     ContextUpdate,
     DatabaseStatus,
     Dropped,
-    IndexInfo,
     ModelSpec,
     PrefixMatch,
     PromptPart,
@@ -34,7 +30,6 @@ from kvdb.types import (
     Space,
     TierStats,
     Tokens,
-    UnknownFile,
     ViewInfo,
 )
 from query_optimizer.plan import Plan
@@ -43,7 +38,13 @@ from query_optimizer.query_options import QueryOptions
 
 class TenantDatabase:
     """The calls of a `Database` that a server makes, on what is one tenant's; each raises what that call raises, in which names
-    are those of the database. What is not this tenant's and what is not there are looked up alike. Thread-safe."""
+    are those of the database. What is not this tenant's and what is not there are looked up alike. Thread-safe.
+
+    Calls for which the table of calls says all, are made from it; here stand the others."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, method: str) -> Callable[..., Any]: ...
 
     def __init__(self, database: Database, tenant: str, sessions: Callable[[], list[SessionState]]) -> None:
         """sessions: the open ones of this tenant."""
@@ -130,21 +131,11 @@ class TenantDatabase:
         self.check_session()
         return self._database.open_context(self._shared.inner(name), tokens)
 
-    def store_session(
-        self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool, retention: Retention
-    ) -> ContextInfo:
+    def store(self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool, retention: Retention) -> ContextInfo:
         check_own(session)
         with self.quota.storing(self._coming(sum(tail.nbytes for tail in session.tails), retention), self._held):
-            stored = self._database.store_session(session, self._names.inner(name), tokens, chunk=chunk, retention=retention)
+            stored = self._database.store(session, self._names.inner(name), tokens, chunk=chunk, retention=retention)
         return self._names.info(stored)
-
-    def attend_together(
-        self, sessions: Sequence[object], layer: int, q: Array, k: Array, v: Array, options: QueryOptions, starts: Starts = None
-    ) -> Array:
-        return self._database.attend_together(sessions, layer, q, k, v, options, starts)
-
-    def attention_together(self, sessions: Sequence[object], layer: int, q: Array, options: QueryOptions) -> Array:
-        return self._database.attention_together(sessions, layer, q, options)
 
     def contexts(
         self, prefix: str = "", limit: int | None = None, after: str = "", metadata: Mapping[str, Any] | None = None
@@ -159,22 +150,23 @@ class TenantDatabase:
     def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> PrefixMatch:
         return self._database.match(spec, tokens, self._names.salt(salt))
 
-    def token_ids(self, name: str) -> Tokens:
-        return self._database.token_ids(self._shared.inner(name))
-
     def get(self, name: str) -> ContextInfo:
         return self._shared.info(name)
 
     def views(self, name: str) -> list[ViewInfo]:
         return self._database.views(self._names.inner(name))
 
-    def update_context(self, name: str, change: ContextUpdate) -> ContextInfo:
+    def rename(self, name: str, new: str) -> ContextInfo:
+        return self._names.info(self._database.rename(self._names.inner(name), self._names.inner(new)))
+
+    def update(self, name: str, change: ContextUpdate) -> ContextInfo:
         if change.name is not None:
             change = replace(change, name=self._names.inner(change.name))
-        return self._names.info(self._database.update_context(self._names.inner(name), change))
+        return self._names.info(self._database.update(self._names.inner(name), change))
 
-    def drop(self, *names: str) -> None:
+    def drop(self, *names: str) -> Dropped:
         self._database.drop(*map(self._names.inner, names))
+        return Dropped(names, ())
 
     def drop_all(self, prefix: str, metadata: Mapping[str, Any]) -> Dropped:
         done = self._database.drop_all(self._names.prefix + prefix, metadata)
@@ -186,26 +178,6 @@ class TenantDatabase:
         nbytes = self._database.get(inner).nbytes - self._database.disk_nbytes([inner])
         with self.quota.storing(Holdings(disk_nbytes=max(0, nbytes)), self._held):
             return self._database.offload(inner)
-
-    def statistics(self, name: str) -> ContextStatistics:
-        return self._database.statistics(self._names.inner(name))
-
-    def build_index(
-        self, name: str, kind: str, wait: bool = True, is_wanted: Callable[[], bool] = lambda: True
-    ) -> list[IndexInfo]:
-        return self._database.build_index(self._names.inner(name), kind, wait, is_wanted)
-
-    def indexes(self, name: str) -> list[IndexInfo]:
-        return self._database.indexes(self._names.inner(name))
-
-    def verify(self, name: str) -> int:
-        return self._database.verify(self._names.inner(name))
-
-    def explain(self, name: str, layer: int | None, options: QueryOptions, analyze: bool) -> list[Plan]:
-        return self._database.explain(self._names.inner(name), layer, options, analyze)
-
-    def check(self, name: str) -> Checked:
-        return self._database.check(self._names.inner(name))
 
     def sessions(self) -> list[SessionInfo]:
         told = []
@@ -249,20 +221,32 @@ class TenantDatabase:
     def space(self) -> Space:
         return self._database.space(self._names.prefix)
 
-    def check_store(self) -> list[str]:
-        raise self._refusal("checks the whole store")
-
-    def unknown_files(self, remove: bool = False) -> list[UnknownFile]:
-        raise self._refusal(f"{'removes' if remove else 'lists'} files of the whole store")
-
-    def backup(self, folder: str, link: bool = False) -> BackedUp:
-        raise self._refusal(f"{'links' if link else 'copies'} the whole store to {folder}")
-
-    def compact(self) -> int:
-        raise self._refusal("compacts the whole store")
-
     def _labelled(self) -> list[SessionState]:
         return [session for session in self._sessions() if session.label]
 
-    def _refusal(self, what: str) -> PermissionDenied:
-        return PermissionDenied(f"this call {what}, of which tenant {self._tenant} has a part; make it with an admin's token")
+    def _make(self, call: WireCall, *values: Any) -> Any:
+        """Make a call as its rule says. Raises PermissionDenied too."""
+        if call.tenant is Tenant.REFUSED:
+            raise PermissionDenied(
+                f"{call.method} is about the whole database, of which tenant {self._tenant} has a part; call it with an admin's "
+                "token"
+            )
+        inner = {Tenant.OWN: self._names.inner, Tenant.READS: self._shared.inner}.get(call.tenant)
+        if inner is not None:
+            values = inner(values[0]), *values[1:]
+        told = getattr(self._database, call.method)(*values)
+        return self._names.info(told) if isinstance(told, ContextInfo) else told
+
+
+def _making(call: WireCall) -> Callable[..., Any]:
+    """The method that makes a call."""
+
+    def make(self: TenantDatabase, *values: Any) -> Any:
+        return self._make(call, *values)
+
+    return make
+
+
+for _call in OF_METHOD.values():
+    if _call.tenant is not Tenant.BY_HAND:
+        setattr(TenantDatabase, _call.method, _making(_call))

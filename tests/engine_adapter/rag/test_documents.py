@@ -118,7 +118,7 @@ def test_a_document_expires(rag, engine, names):
     assert 990 < left["soon"] <= 1000
     assert 1990 < left["later"] <= 2000
     assert left["never"] is None
-    engine.update_context("rag/soon/1of1", ContextUpdate(ttl=0.001))
+    engine.update("rag/soon/1of1", ContextUpdate(ttl=0.001))
     until(lambda: ids(rag) == ["later", "never"])
     with pytest.raises(NotFound, match="'soon': it was never added, was deleted, has expired"):
         rag.answer("so?", ["soon"])

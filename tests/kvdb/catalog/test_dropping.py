@@ -95,4 +95,4 @@ def test_they_are_gone_after_a_restart(tmp_path):
         db.drop_all("a/")
     with connect(tmp_path) as db:
         assert names(db) == ["b/1"]
-        assert db.check_store() == []
+        assert db.verify_store() == []

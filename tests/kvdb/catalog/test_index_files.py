@@ -75,7 +75,7 @@ def test_a_restart_builds_nothing_anew(kind, settings, spec, make_kv, tmp_path, 
         after = answers(engine, kv)
         (info,) = engine.indexes("doc")
         assert (info.kind, info.state, info.layers, info.nbytes) == (kind, "ready", spec.layers, built[0].nbytes)
-        assert engine.verify("doc") == spec.layers
+        assert engine.verify("doc").indexes == spec.layers
         assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
 
 
@@ -126,7 +126,7 @@ def test_a_file_with_a_fault_is_dropped_and_built_anew(fault, settings, spec, ma
     fault(path)
     with caplog.at_level(logging.WARNING, "kvdb"), database(config=settings) as engine:
         after = answers(engine, kv)
-        assert engine.verify("doc") == 2 * spec.layers
+        assert engine.verify("doc").indexes == 2 * spec.layers
         assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
     assert ("an index is dropped, and built anew" in caplog.text) == (fault is not gone)
     assert len(files(tmp_path)) == 2 * spec.layers

@@ -200,7 +200,7 @@ def test_a_build_and_a_check_of_indexes_bring_layers_in(stored, documents):
         with store(stored, budget) as (_, db):
             (info,) = db.build_index("doc-0", "flat")
             assert (info.state, info.layers) == ("ready", SPEC.layers)
-            assert db.verify("doc-0") == SPEC.layers
+            assert db.verify("doc-0").indexes == SPEC.layers
             outs.append(searched(db.create_session(SPEC, documents[0].tokens), documents[0]))
     assert same(*outs)
 

@@ -71,7 +71,7 @@ def test_changed_bits_are_found(make_kv, tmp_path):
     kv = make_kv(SPEC, TOKENS)
     with opened(tmp_path, format="int8") as db:
         doc = db.import_context(SPEC, kv.tokens, kv.pairs(), name="doc")
-        assert db.check("doc").blocks == 2 * 5
+        assert db.verify("doc").blocks == 2 * 5
         db.offload("doc")
         (path,) = tmp_path.glob("segments/*.segment")
         with path.open("r+b") as file:

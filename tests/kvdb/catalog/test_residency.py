@@ -444,14 +444,14 @@ def test_indexes_leave_with_the_keys_and_can_be_built_again(tmp_path, make_kv):
             return out
 
         before = retrieved()
-        assert db.verify("doc") == SPEC.layers
+        assert db.verify("doc").indexes == SPEC.layers
         db.offload("doc")
         assert db.indexes("doc") == []
-        assert db.verify("doc") == 0
+        assert db.verify("doc").indexes == 0
         assert held(engine, "cpu") == 0
         (info,) = db.build_index("doc", "flat")
         assert (info.state, info.layers) == ("ready", SPEC.layers)
-        assert db.verify("doc") == SPEC.layers
+        assert db.verify("doc").indexes == SPEC.layers
         assert same(retrieved(), before)
 
 

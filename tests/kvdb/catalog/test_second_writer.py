@@ -92,6 +92,6 @@ def test_another_segment_of_the_same_name_is_never_answered_from(number, tmp_pat
     shutil.copy(tmp_path / "twin" / "segments" / f"{number}.segment", tmp_path / "store" / "segments")
     with connect(tmp_path / "store") as db:
         with pytest.raises(IntegrityError, match="holds another segment than the catalogue says"):
-            db.check("blend")
+            db.verify("blend")
         with pytest.raises(IntegrityError), db.create_session(SPEC, parts=["blend"]) as session:
             session.attention(0, np.ones((2, 1, 16), np.float32), positions=[session.start - 1])

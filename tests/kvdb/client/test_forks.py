@@ -280,7 +280,7 @@ ENDS = """
         assert status_of(child) == 0
         assert session.stats().tokens == 40
         assert own.stats().tokens == 0
-        assert kept.check_store() == []
+        assert kept.verify_store() == []
         assert holds(remote, TOKENS) and holds(kept, TOKENS) and holds(passing, TOKENS)
     print("whole")
 """

@@ -89,16 +89,16 @@ def test_what_lies_beside_a_segment_is_checked_too(tmp_path):
         put(db, DOC, "doc")
     (tmp_path / "segments" / "0.flat.1.index").write_bytes(b"no index")
     with connect(tmp_path) as db, pytest.raises(kvdb.errors.IntegrityError, match="0.flat.1.index was changed"):
-        db.check("doc")
+        db.verify("doc")
 
 
 def test_files_that_nobody_owns_are_found(tmp_path):
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
-        assert db.check_store() == []
+        assert db.verify_store() == []
         (tmp_path / "segments" / "7.segment").write_bytes(b"what is this?")
         with pytest.raises(kvdb.errors.IntegrityError, match="holds 2 files"):
-            db.check_store()
+            db.verify_store()
         (tmp_path / "segments" / "7.segment").unlink()
 
 

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from kvdb.errors import DtypeError, InvalidArgument, ShapeError, SpecError
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.calls import OF_METHOD, OF_SESSION
 from kvdb.types import (
     ERROR,
     HEADS_TOTAL_MAX,
@@ -122,7 +123,8 @@ def test_infos(spec, name, count, chunk, blended):
 @given(COUNTS, st.text(), FINITE)
 def test_index_infos(count, text, seconds):
     info = IndexInfo(count, count + 1, text, 2, 3, count + 4, text[1:], 0.3, seconds, -seconds, text[2:])
-    assert codec.from_index_info(sent(codec.to_index_info(info))) == info
+    call = OF_METHOD["indexes"]
+    assert call.value(sent(call.reply([info, info]))) == [info, info]
 
 
 COUNTERS = st.dictionaries(st.text(string.ascii_letters), st.integers(0, 2**63))
@@ -131,7 +133,8 @@ COUNTERS = st.dictionaries(st.text(string.ascii_letters), st.integers(0, 2**63))
 @given(COUNTS, FINITE, COUNTERS, COUNTERS)
 def test_stats(count, seconds, rules, ways):
     stats = SessionStats(count, 1, 2, 3, 4, 5, 6, 7, seconds, 0.25, 0.5, 0.75, rules, count, 0.1, seconds, 0.3, ways)
-    assert codec.from_stats(sent(codec.to_stats(stats))) == stats
+    call = OF_SESSION["stats"]
+    assert call.value(sent(call.reply(stats))) == stats
 
 
 @given(COUNTS, hnp.arrays(np.int64, (2, 2, 3)), hnp.arrays(np.float32, (5, 2, 3)))
@@ -140,8 +143,7 @@ def test_statistics(count, counted, measured):
     queries, audits = counted
     segment = SegmentStatistics(count, count + 1, queries, *averages, audits, error)
     statistics = ContextStatistics("doc", (segment, segment))
-    back = codec.from_statistics("doc", sent(codec.to_statistics(statistics)))
-    assert back.name == "doc"
+    back = codec.from_statistics(sent(codec.to_statistics(statistics)))
     assert len(back.segments) == 2
     for one in back.segments:
         assert (one.segment, one.tokens) == (count, count + 1)

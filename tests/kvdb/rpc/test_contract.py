@@ -8,8 +8,9 @@ import pytest
 
 from kvdb.client.remote.imports import METHOD
 from kvdb.client.remote.stream import DECODE
+from kvdb.rpc.call import SERVICE
 from kvdb.server.interceptors import UnaryCalls
-from kvdb.server.service import SERVICE, handlers
+from kvdb.server.service import handlers
 
 ROOT = Path(__file__).parents[3]
 PROTO = "proto/kvdb/rpc/kvdb.proto"
@@ -17,7 +18,7 @@ PROTO = "proto/kvdb/rpc/kvdb.proto"
 
 def test_the_generated_code_is_what_the_proto_says(tmp_path):
     pytest.importorskip("grpc_tools")
-    command = ["-I", "proto", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", f"--grpc_python_out={tmp_path}", PROTO]
+    command = ["-I", "proto", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", PROTO]
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *command], cwd=ROOT, check=True)
     for fresh in (tmp_path / "kvdb/rpc").iterdir():
         assert (ROOT / "kvdb/rpc" / fresh.name).read_text() == fresh.read_text(), f"{fresh.name} is stale; run make proto"

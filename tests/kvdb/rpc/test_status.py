@@ -10,7 +10,7 @@ from kvdb import errors
 from kvdb.config import Config, ServerConfig
 from kvdb.events import Events
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
+from kvdb.rpc.calls import Stub
 from kvdb.rpc.status import ERROR_KEY, STATUS, to_error
 from kvdb.server.serve import Server
 
@@ -65,7 +65,7 @@ def test_the_client_raises_what_the_engine_raised(failing, client, kind):
 def test_other_clients_see_the_status_of_the_table(failing, target, kind):
     failing.raised = kind("why")
     with grpc.insecure_channel(target.removeprefix("kvdb://")) as channel, pytest.raises(grpc.RpcError) as raised:
-        KvdbStub(channel).GetContext(pb.GetContextRequest(name="x"))
+        Stub(channel).GetContext(pb.GetContextRequest(name="x"))
     assert raised.value.code() is STATUS[kind]
     assert (ERROR_KEY, kind.__name__) in raised.value.trailing_metadata()
 

@@ -9,7 +9,7 @@ import pytest
 
 import kvdb
 from kvdb.config import ServerConfig
-from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
+from kvdb.rpc.calls import Stub
 from kvdb.server.serve import Server
 from tests.waiting import until
 
@@ -53,7 +53,7 @@ def channel(target):
 
 @pytest.fixture
 def stub(channel):
-    return KvdbStub(channel)
+    return Stub(channel)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def stub_of():
 
     def connect(server):
         channels.append(grpc.insecure_channel(server.target.removeprefix("kvdb://"), [("grpc.use_local_subchannel_pool", 1)]))
-        return KvdbStub(channels[-1])
+        return Stub(channels[-1])
 
     yield connect
     for channel in channels:

@@ -85,7 +85,7 @@ def test_unary_calls(stalled, engine, spec):
     with kvdb.connect(stalled) as db:
         with stalling(type(engine), "get"):
             too_late(lambda: db.get("doc", timeout=SHORT))
-        with db.create_session(spec, [1]) as session, stalling(type(engine), "attend_together"):
+        with db.create_session(spec, [1]) as session, stalling(type(engine), "attend"):
             too_late(lambda: db.attend([session], 0, *(ones(heads)[None] for heads in (4, 2, 2)), timeout=SHORT))
 
 

@@ -15,7 +15,7 @@ from kvdb import errors
 from kvdb.config import MIB
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
+from kvdb.rpc.calls import Stub
 from kvdb.rpc.request_parts import PART_HEAD_BYTES_MAX, cut
 from kvdb.rpc.status import ERROR_KEY
 from kvdb.server.incoming import Incoming
@@ -87,7 +87,7 @@ def test_a_large_sample_of_queries_is_kept(client, spec, make_kv):
 @pytest.fixture
 def stub(target):
     with grpc.insecure_channel(target.removeprefix("kvdb://")) as channel:
-        yield KvdbStub(channel)
+        yield Stub(channel)
 
 
 def piece(nbytes, data):
@@ -148,7 +148,7 @@ def test_a_client_that_stops_between_two_pieces_gives_its_room_back(serve, spec,
         stopped.wait(20)
 
     with grpc.insecure_channel(server.target.removeprefix("kvdb://")) as channel, kvdb.connect(server.target) as db:
-        replies = KvdbStub(channel).Decode(half())
+        replies = Stub(channel).Decode(half())
         next(replies)
         kv = make_kv(spec, N)
         with db.create_session(spec, kv.tokens) as session:

@@ -10,7 +10,7 @@ from kvdb.blend.deviation import SCORES
 from kvdb.config import MIB
 from kvdb.rpc import codec
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
+from kvdb.rpc.calls import Stub
 from tests.reference import attention, relative_error
 
 N = 600  # tokens; their q, k and v are 4.7 MiB, and a request holds 1
@@ -170,9 +170,22 @@ def test_the_server_keeps_its_limit_itself(target, spec):
     """A client that does not look is refused by the server, and its session stays as it was."""
     k = codec.to_array(np.ones((8, N, 64), np.float32))
     with grpc.insecure_channel(target.removeprefix("kvdb://")) as channel:
-        stub = KvdbStub(channel)
+        stub = Stub(channel)
         session = stub.CreateSession(pb.CreateSessionRequest(spec=codec.to_spec(spec), tokens=b"")).session_id
         with pytest.raises(grpc.RpcError) as raised:
             stub.Update(pb.UpdateRequest(session_id=session, layer=0, k=k, v=k))
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert stub.Stats(pb.StatsRequest(session_id=session)).tail_tokens == 0
+
+
+def test_what_older_clients_ask_is_still_answered(client, stub, spec, make_kv):
+    """Whether indexes match their keys was a call of its own; renaming is said as before."""
+    kv = make_kv(spec, 2100)
+    client.import_context(spec, kv.tokens, kv.pairs(), name="doc")
+    client.build_index("doc", "flat")
+    assert stub.VerifyIndexes(pb.VerifyIndexesRequest(name="doc")).indexes == client.verify("doc").indexes == spec.layers
+    both = pb.UpdateContextRequest(name="doc", new_name="new", pinned=True)
+    renamed = stub.UpdateContext(both)
+    assert (renamed.name, renamed.pinned) == ("new", True)
+    assert stub.UpdateContext(pb.UpdateContextRequest(name="new", new_name="doc")).name == "doc"
+    assert list(stub.DropContexts(pb.DropContextsRequest(names=pb.Names(names=["doc"]))).dropped) == ["doc"]

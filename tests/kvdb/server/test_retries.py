@@ -12,7 +12,7 @@ from kvdb.rpc import kvdb_pb2 as pb
 from kvdb.rpc.options import REPEATED
 from tests.waiting import until
 
-CHANGING = {"attend_together", "create_session"}
+CHANGING = {"attend", "create_session"}
 
 
 def ones(*shape):
@@ -49,7 +49,7 @@ def test_a_call_that_changes_something_is_not(client, spec, failing, name):
     with client.create_session(spec, [1]) as session:
         made = {
             "create_session": lambda: client.create_session(spec, [1]),
-            "attend_together": lambda: client.attend([session], 0, ones(1, 4, 1), ones(1, 2, 1), ones(1, 2, 1)),
+            "attend": lambda: client.attend([session], 0, ones(1, 4, 1), ones(1, 2, 1), ones(1, 2, 1)),
         }
         calls = failing(name)
         with pytest.raises(errors.Unavailable, match="the disk is away"):

@@ -25,10 +25,8 @@ def given(spec, make_kv):
     stacked = k[None], v[None]
     return {
         "Client": {
-            **dict.fromkeys(
-                ["get", "drop", "offload", "build_index", "indexes", "verify", "check", "explain", "statistics"], ("doc",)
-            ),
-            **dict.fromkeys(["contexts", "check_store", "unknown_files", "compact", "status", "space", "sessions", "tiers"], ()),
+            **dict.fromkeys(["get", "drop", "offload", "build_index", "indexes", "verify", "explain", "statistics"], ("doc",)),
+            **dict.fromkeys(["contexts", "verify_store", "unknown_files", "compact", "status", "space", "sessions", "tiers"], ()),
             **dict.fromkeys(["pin", "unpin", "update"], ("doc",)),
             "rename": ("doc", "new"),
             "match": (spec, ids),

@@ -6,7 +6,7 @@ import pytest
 import kvdb
 from kvdb import errors
 from kvdb.rpc import kvdb_pb2 as pb
-from kvdb.rpc.kvdb_pb2_grpc import KvdbStub
+from kvdb.rpc.calls import Stub
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_another_scheme_is_no_token(target):
     with grpc.insecure_channel(target.removeprefix("kvdb://")) as channel:
         for value in ("geheim", "Basic geheim", "bearer geheim"):
             with pytest.raises(grpc.RpcError) as raised:
-                KvdbStub(channel).Hello(pb.HelloRequest(), metadata=(("authorization", value),))
+                Stub(channel).Hello(pb.HelloRequest(), metadata=(("authorization", value),))
             assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 

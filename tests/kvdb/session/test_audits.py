@@ -171,7 +171,7 @@ def test_sessions_that_step_together_are_audited_too(engine):
         k, v = document.k[:, :1], document.v[:, :1]
         for _ in range(120):
             q = np.stack([document.sharp(), document.sharp()])
-            engine.attend_together([one, other], 0, q, np.stack([k, k]), np.stack([v, v]), BUDGET)
+            engine.attend([one, other], 0, q, np.stack([k, k]), np.stack([v, v]), BUDGET)
         assert one.explain(0, BUDGET).searches
 
 

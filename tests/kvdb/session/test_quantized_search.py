@@ -77,7 +77,7 @@ def test_a_session_answers_from_what_its_search_finds(make_kv, name, kind):
     with database(config=searching_config()) as engine, Client(engine) as db:
         doc = db.import_context(SPEC, kv.tokens[:TOKENS], kv.pairs(0, TOKENS), name="doc", format=name)
         db.build_index("doc", kind)
-        assert db.check("doc").indexes == 1
+        assert db.verify("doc").indexes == 1
         with db.create_session(SPEC, kv.tokens[:TOKENS]) as session:
             k, v = doc.read(0)
             for i in (TOKENS, TOKENS + 1):  # the second may be one call of native code

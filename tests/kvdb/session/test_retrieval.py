@@ -284,7 +284,7 @@ def test_a_stored_session_hands_its_queries_to_the_indexes(engine, document):
 
 def test_a_broken_index_is_found(engine, document):
     engine.build_index("document", "flat")
-    assert engine.verify("document") == 4
+    assert engine.verify("document").indexes == 4
     with closing(engine.create_session(document.spec, document.tokens[:STORED])) as session:
         session.views[1].segment.indexes.of(1)["flat"].broken = "token 7 is not what it was"
     with pytest.raises(kvdb.errors.IntegrityError, match=r"segment \d+ does not fit its keys: token 7"):

@@ -12,6 +12,7 @@ from kvdb.client.arrays import like
 from kvdb.client.remote.shared_memory.lane import SharedLane
 from kvdb.client.remote.shared_memory.lanes import SharedLanes
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.calls import SHARED
 from kvdb.rpc.query_options import put_query_options
 from kvdb.rpc.shared_records import (
     ARENA_AT,
@@ -135,7 +136,7 @@ class SharedCalls:
         key = kind, session, layer, None if options is NO_OPTIONS else options
         known = self._messages.get(key)
         if known is None:
-            request = _KINDS[kind](session_id=session, layer=layer)
+            request = SHARED[kind].request_type(session_id=session, layer=layer)
             if kind != CallKind.UPDATE:
                 put_query_options(request, options)
             known = request.SerializeToString()
@@ -235,10 +236,3 @@ class SharedCalls:
 
 def _statuses(lane: SharedLane, request: SharedRequest, answer: SharedAnswer) -> pb.UpdateSessionsReply:
     return pb.UpdateSessionsReply.FromString(lane.region.read(request.reply, answer.reply_nbytes))
-
-
-_KINDS: dict[CallKind, Any] = {
-    CallKind.UPDATE: pb.UpdateRequest,
-    CallKind.ATTENTION: pb.AttentionRequest,
-    CallKind.ATTEND: pb.AttendRequest,
-}

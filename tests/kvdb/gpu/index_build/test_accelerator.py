@@ -400,7 +400,7 @@ def test_a_database_builds_on_its_device(monkeypatch, make_kv, spec):
         for kind in ("hnsw", "coarse-clusters", "flat"):
             db.build_index("document", kind)
         assert accelerator.calls == ["nearest_before"] * 4 + ["clusters"] * 4  # of two layers with two KV heads
-        assert engine.verify("document") == 6
+        assert engine.verify("document").indexes == 6
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "coarse-clusters"])
@@ -413,4 +413,4 @@ def test_an_engine_with_a_gpu_builds_there(kind, make_engine, make_kv, spec, mon
     db.import_context(spec, kv.tokens, kv.pairs(), name="document")
     db.build_index("document", kind)
     assert len(computed) == spec.layers * spec.kv_heads
-    assert engine.verify("document") == spec.layers
+    assert engine.verify("document").indexes == spec.layers

@@ -72,14 +72,14 @@ def test_what_finds_the_queue_full_is_refused_and_the_rest_is_done(engine, spec,
 
 def test_unary_calls_wait_without_a_thread_and_are_refused_as_others(engine, spec, monkeypatch):
     reached, opened = threading.Event(), threading.Event()
-    together = Database.attend_together
+    together = Database.attend
 
     def slowly(*arguments):
         reached.set()
         assert opened.wait(SECONDS_MAX)
         return together(*arguments)
 
-    monkeypatch.setattr(Database, "attend_together", slowly)
+    monkeypatch.setattr(Database, "attend", slowly)
     server = Server(engine, ServerConfig(port=0, local_socket="", requests_max=1, queue_max=1))
     server.start()
     try:

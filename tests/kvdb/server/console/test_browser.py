@@ -157,7 +157,7 @@ def test_tables_sort_as_numbers_and_stay_sorted(browser, open_console, engine):
         assert sort_by(page, "contexts", "Bytes") == "descending"
         down = sorted(came, key=lambda name: -engine.get(name).nbytes)
         assert order(page, "contexts") == down
-        engine.update_context("e", ContextUpdate(pinned=True))
+        engine.update("e", ContextUpdate(pinned=True))
         page.until("document.querySelector('#contexts').innerText.includes('pinned')")
         assert order(page, "contexts") == down
         assert page.value("document.activeElement.textContent") == "Bytes"

@@ -42,7 +42,7 @@ def test_a_certificate_names_its_tenant(served, certificates, spec, make_kv):
         assert globex.contexts() == []
         assert globex.match(spec, kv.tokens).tokens == 0
         with pytest.raises(errors.PermissionDenied):
-            globex.check_store()
+            globex.verify_store()
 
 
 def test_a_name_that_is_no_tenants_comes_no_further(served, certificates):

@@ -164,7 +164,7 @@ def damage(db, spec, make_kv):
     data[-100] ^= 1
     file.write_bytes(data)
     with pytest.raises(errors.IntegrityError):
-        db.check("doc")
+        db.verify("doc")
 
 
 def measured(server):

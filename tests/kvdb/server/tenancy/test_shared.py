@@ -176,7 +176,7 @@ class Sharing(RuleBasedStateMachine):
     @rule(data=st.data(), readers=st.sets(st.sampled_from(READERS)))
     def share(self, data, readers):
         owner, name = data.draw(st.sampled_from(sorted(self.stored)))
-        self.views[owner].update_context(name, ContextUpdate(shared_with=tuple(sorted(readers))))
+        self.views[owner].update(name, ContextUpdate(shared_with=tuple(sorted(readers))))
         self.stored[owner, name] = self.stored[owner, name][0], frozenset(readers)
 
     @precondition(lambda self: self.stored)
@@ -184,7 +184,7 @@ class Sharing(RuleBasedStateMachine):
     def rename(self, data, new):
         owner, name = data.draw(st.sampled_from(sorted(self.stored)))
         if (owner, new) not in self.stored:
-            self.views[owner].update_context(name, ContextUpdate(name=new))
+            self.views[owner].update(name, ContextUpdate(name=new))
             self.stored[owner, new] = self.stored.pop((owner, name))
 
     @precondition(lambda self: self.stored)

@@ -104,8 +104,8 @@ def test_a_session_is_its_tenants_alone(world, spec):
         session = acme.create_session(spec, [1, 2, 3], label="chat")
         stolen, absent = (pb.StatsRequest(session_id=name) for name in (session._transport.id, "absent"))
         connection = globex._transport._connection
-        told = error_of(lambda: connection.call(connection.stub.Stats, stolen))
-        assert told == error_of(lambda: connection.call(connection.stub.Stats, absent))
+        told = error_of(lambda: connection.call(stolen))
+        assert told == error_of(lambda: connection.call(absent))
         assert told[0] is errors.SessionClosed
         assert session.stats().tokens == 0
         session.close()
@@ -117,7 +117,7 @@ def test_an_admin_and_the_operator_see_all(world, spec, make_kv):
         acme.import_context(spec, kv.tokens, kv.pairs(), name="doc")
         for admin in admins:
             assert [context.name for context in admin.contexts()] == ["acme/doc"]
-            assert admin.check_store() == []
+            assert admin.verify_store() == []
             assert admin.space().held > 0
 
 
@@ -127,7 +127,7 @@ def test_what_concerns_all_is_an_admins(world, spec, make_kv):
         acme.import_context(spec, kv.tokens, kv.pairs(), name="doc")
         assert globex.space().held == sum(tier.nbytes for tier in globex.tiers()) == 0
         assert acme.space().held == sum(tier.nbytes for tier in acme.tiers()) > 0
-        for call in (globex.check_store, globex.compact, lambda: globex.backup("/tmp/nowhere")):
+        for call in (globex.verify_store, globex.compact, lambda: globex.backup("/tmp/nowhere")):
             assert error_of(call)[0] is errors.PermissionDenied
 
 
