@@ -17,7 +17,7 @@ from kvdb.database import Database
 from kvdb.errors import CapacityError, IntegrityError, NotFound, Unavailable, Unsupported
 from kvdb.server.serve import Server
 from kvdb.storage.loader import Loader
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.stored_segment import StoredSegment
 from tests.kvdb.catalog.offloading import ARENA, SPEC, answers, asked, change, held, opened, same, the_file
 from tests.waiting import until
 
@@ -55,7 +55,7 @@ class Gate:
         monkeypatch.setattr(Loader, "load", noted)
         self.reading = threading.Event()
         self._let = threading.Semaphore(0)
-        read_layer = SegmentFile.read_layer
+        read_layer = StoredSegment.read_layer
 
         def gated(file, layer, table):
             self.reading.set()
@@ -63,7 +63,7 @@ class Gate:
             self.read.append(layer)
             read_layer(file, layer, table)
 
-        monkeypatch.setattr(SegmentFile, "read_layer", gated)
+        monkeypatch.setattr(StoredSegment, "read_layer", gated)
 
     def let(self, layers):
         self._let.release(layers)

@@ -8,12 +8,12 @@ import shutil
 import numpy as np
 import pytest
 
-import kvdb.storage.marks as marks
 from kvdb.__main__ import main
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.errors import CapacityError, IntegrityError
 from kvdb.types import UnknownFile
 from tests.kvdb.catalog.test_stored_catalog import damage
+from tests.kvdb.storage.blocks import folder
 from tests.stores import connect, holds, names, put
 
 DOC, THIRD = np.arange(300) % 50, np.arange(20, 110) % 60
@@ -156,7 +156,8 @@ def test_a_kill_around_a_transaction_leaves_no_file(around, call, before, stored
     with connect(left) as db:
         assert (names(db), db.unknown_files()) == (stored, [])
         assert len(list(left.glob("segments/*"))) == len(stored)
-    assert all(marks.read(path) == "" for path in tmp_path.glob("store/segments/*"))
+    store = folder(tmp_path / "store" / "segments")
+    assert not any(store.marked(key) for key in store.list())
 
 
 def test_a_file_is_kept_that_was_marked_after_the_catalogue_was_copied(around, tmp_path):
