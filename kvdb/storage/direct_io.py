@@ -135,7 +135,7 @@ def _transfer(call: Callable[[int, list[Buffer], int], int], file: int, at: int,
 
 def buffers(addresses: Addresses, nbytes: int) -> list[Buffer]:
     """The memory of the blocks; neighbours are one buffer."""
-    ends = np.flatnonzero(np.diff(addresses) != nbytes) + 1
+    ends = np.flatnonzero(np.diff(addresses) != nbytes) + 1 if len(addresses) > 1 else addresses[:0]
     bounds = [0, *ends.tolist(), len(addresses)]
     return [(ctypes.c_char * ((end - first) * nbytes)).from_address(int(addresses[first])) for first, end in pairwise(bounds)]
 

@@ -98,6 +98,9 @@ class MemoryReader:
             at += len(piece)
         return at - start
 
+    def read_bytes(self, at: int, nbytes: int) -> bytes:
+        return self._content[at : at + nbytes].tobytes()
+
 
 class MemoryWriter:
     """See `ObjectWriter`."""

@@ -173,6 +173,12 @@ class FileReader:
         except OSError as error:
             raise unreadable(str(self._path), str(error.strerror)) from None
 
+    def read_bytes(self, at: int, nbytes: int) -> bytes:
+        try:
+            return os.pread(self._file, nbytes, at)
+        except OSError as error:
+            raise unreadable(str(self._path), str(error.strerror)) from None
+
     def close(self) -> None:
         os.close(self._file)
 

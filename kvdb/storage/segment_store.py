@@ -48,6 +48,10 @@ class ObjectReader(Protocol):
         Unavailable; then what stands in the blocks is unspecified."""
         ...
 
+    def read_bytes(self, at: int, nbytes: int) -> bytes:
+        """Few bytes, [at, at + nbytes) of the object, fewer only where it ends. Raises Unavailable."""
+        ...
+
 
 class ObjectWriter(Protocol):
     """An object that is being written, until `finish` or `abandon`."""

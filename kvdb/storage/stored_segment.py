@@ -40,7 +40,7 @@ class StoredSegment:
         found = cls(store, key, expected, digest)
         with store.open(key, whole_pages=False) as reader:
             text = expected.first_version.text
-            if _bytes(reader, HEAD_AT + 4, len(text)) == text:
+            if reader.read_bytes(HEAD_AT + 4, len(text)) == text:
                 found.contents = expected.first_version
             found._check_size(reader)
         return found
@@ -58,7 +58,7 @@ class StoredSegment:
     def _sums(self) -> Sums:
         """The checksums of all blocks. Raises as `check_head` does."""
         with self._opened(whole_pages=False) as reader:
-            start = _bytes(reader, 0, HEAD_AT + self.contents.head_nbytes)
+            start = reader.read_bytes(0, HEAD_AT + self.contents.head_nbytes)
         sums = self.contents.read_head(self.place, start)
         if self.digest and self.contents.digest(sums) != self.digest:
             raise corrupt(self.place, "it holds another segment than the catalogue says")
@@ -153,9 +153,3 @@ def read_error(error: OSError) -> IntegrityError | Unavailable:
     if not error.filename:
         return IntegrityError(why) if damaged else Unavailable(why)
     return corrupt(place, why) if damaged else unreadable(place, why)
-
-
-def _bytes(reader: ObjectReader, at: int, nbytes: int) -> bytes:
-    """Bytes [at, at + nbytes) of an object, fewer where it ends."""
-    memory = np.empty(nbytes, np.uint8)
-    return memory[: reader.read(at, np.array([memory.ctypes.data], np.uint64), nbytes)].tobytes()

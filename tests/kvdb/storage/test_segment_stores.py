@@ -71,6 +71,7 @@ def read(store, key, at, nbytes):
     with store.open(key, whole_pages=False) as reader:
         into = np.full(nbytes + 1, 77, np.uint8)
         count = reader.read(at, np.array([into.ctypes.data], np.uint64), nbytes)
+        assert reader.read_bytes(at, nbytes) == into[:count].tobytes()
     assert (into[count:] == 77).all(), "more was filled than was said"
     return into[:count].tobytes()
 
@@ -434,4 +435,46 @@ def test_segments_come_and_go_from_many_threads(store):
     kept.tier.check_integrity([])
     assert (kept.tier.nbytes, store.list()) == (0, {})
     assert threading.active_count() < 100
+    kept.close()
+
+
+class Failing:
+    """A writer of whose calls one fails."""
+
+    def __init__(self, writer, what, error):
+        self.writer, self.what, self.error = writer, what, error
+
+    def write(self, at, addresses, nbytes):
+        if self.what == "write" and at:
+            raise self.error
+        self.writer.write(at, addresses, nbytes)
+
+    def finish(self, mark, *, synced):
+        if self.what == "finish":
+            raise self.error
+        self.writer.finish(mark, synced=synced)
+
+    def abandon(self):
+        self.writer.abandon()
+
+
+@pytest.mark.parametrize("what", ["begin", "write", "finish"])
+@pytest.mark.parametrize("error", [CapacityError("there is no room; buy some"), Unavailable("nobody answers; try again")])
+def test_of_a_segment_that_cannot_be_written_nothing_is_left(store, monkeypatch, what, error):
+    kept, begin = Kept(store), store.begin
+    first = kept.write()
+
+    def failing(*given, **named):
+        if what == "begin":
+            raise error
+        return Failing(begin(*given, **named), what, error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "begin", failing)
+        with pytest.raises(type(error), match=str(error)):
+            kept.write()
+    kept.tier.check_integrity([first])
+    assert (kept.tier.nbytes, list(store.list())) == (first.nbytes, [first.key])
+    assert kept.holds(first)
+    assert kept.holds(kept.write())
     kept.close()
