@@ -48,6 +48,10 @@ test-again: $(VENV)/ready ## run the tests that failed last once more, one after
 test-long: $(VENV)/ready ## run every test, its properties with twenty-five times as many examples
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS) --hypothesis-profile=long
 
+.PHONY: test-memory-store
+test-memory-store: $(VENV)/ready ## run every test that looks at no files of segments with these in memory, as another store would hold them
+	@KVDB_TEST_STORE=memory $(BIN)/python -m pytest $(PYTEST_FLAGS)
+
 .PHONY: check
 check: $(VENV)/ready ## all of the checks below, also when the first one fails
 	@$(MAKE) -k check-format check-lint check-types check-imports check-native check-proto

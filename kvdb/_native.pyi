@@ -10,7 +10,7 @@ GIL, may come from any thread, and runs on up to `threads()` threads.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 class Dtype(enum.Enum):
@@ -456,7 +456,8 @@ class LayerPages:
     file does not hold what was written, each with the file's name.
 
     The layer is read in units of unit_nbytes from the file's bytes [at, at + nbytes). sums: uint32, the CRC-32C of each unit, or
-    of each sum_nbytes of the only one. layer, block_nbytes: for messages.
+    of each sum_nbytes of the only one. layer, block_nbytes: for messages. read: called by any thread, with the GIL, to fill pages
+    of 4,096 bytes at addresses from offsets of what is no file, uint64 [n] each; an OSError of it goes on without a name.
     """
 
     def __init__(
@@ -472,6 +473,7 @@ class LayerPages:
         block_nbytes: int,
         sum_nbytes: int,
         sums: Any,
+        read: Callable[[Any, Any], None] | None = None,
     ) -> None: ...
     def pin(self) -> None:
         """Nothing of it goes until as many `unpin`."""

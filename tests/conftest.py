@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 # Before anything is imported: the tests start dozens of processes, each of which would compile every library anew where the
@@ -60,6 +61,22 @@ def cache_folder(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         profile.write(profile.path_of(OWN_CACHE), Machine())
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def memory_stores():
+    """Where the environment asks for it, segments lie in memory and in no folder; see `tests.memory_stores`."""
+    import tests.memory_stores as memory_stores
+
+    with memory_stores.in_memory() if memory_stores.ASKED else nullcontext():
+        yield
+
+
+def pytest_collection_modifyitems(items):
+    if os.environ.get("KVDB_TEST_STORE") == "memory":
+        for item in items:
+            if item.get_closest_marker("needs_folder"):
+                item.add_marker(pytest.mark.skip(reason="segments lie in memory"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,7 +1,7 @@
 """Contexts that another copy of a store's catalogue knows, and this one does not, are taken into it."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +11,7 @@ from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.catalog.catalog_records import ContextRecord, Records, SegmentRecord, SpecRecord
 from kvdb.catalog.life import Life
 from kvdb.errors import IntegrityError, NotFound
+from kvdb.storage.store import segment_store
 from kvdb.storage.store_folder import StoreFolder
 
 
@@ -35,7 +36,7 @@ def adopt(store: Path, catalogue: Path) -> Adopted:
         raise NotFound(f"no catalogue is at {catalogue}; expected a copy of catalog.db")
     with closing(StoreFolder(store)) as folder, closing(CatalogFile(folder.catalog, folder.sync)) as file:
         folder.stamp()
-        own, other = file.read(), _read(catalogue)
+        own, other, stored = file.read(), _read(catalogue), segment_store(folder).list()
         if not own.whole:
             raise IntegrityError(f"{folder.catalog} is damaged; kvdb verify says what of it, and nothing was taken in")
         found = Adopted([], dict.fromkeys(other.damaged, "its row is damaged"))
@@ -43,7 +44,7 @@ def adopt(store: Path, catalogue: Path) -> Adopted:
         for context in other.contexts:
             if context.name in names:
                 continue
-            if (reason := _missing(context, other, own.segments, folder.path)) is not None:
+            if (reason := _missing(context, other, own.segments, stored)) is not None:
                 found.left[context.name] = reason
                 continue
             spec = SpecRecord(context.spec, other.specs[context.spec])
@@ -61,13 +62,13 @@ def _read(catalogue: Path) -> Records:
             return file.read()
 
 
-def _missing(context: ContextRecord, other: Records, own: Mapping[str, SegmentRecord], folder: Path) -> str | None:
+def _missing(context: ContextRecord, other: Records, own: Mapping[str, SegmentRecord], stored: Collection[str]) -> str | None:
     """Why a context of the other catalogue cannot be taken in, None where it can."""
     if context.spec not in other.specs or any(view.file not in other.segments for view in context.views):
         return "a row that it needs is damaged"
     files = {view.file for view in context.views} | ({context.overlay.file} - {""} if context.overlay is not None else set())
     for name in sorted(files):
-        if not (folder / name).is_file():
+        if name not in stored:
             return f"its file {name} is gone"
         if name in own and name in other.segments and own[name].row() != other.segments[name].row():
             return f"{name} is another segment in this store"

@@ -41,8 +41,9 @@ class SpecRecord(NamedTuple):
 
 
 class SegmentRecord(NamedTuple):
-    """What is kept of a segment beside its file. spec: the digest of its model's spec. format: of its blocks, see `BlockLayout`.
-    base, standalone, rounding: see `Segment`. digest: what its file must hold, see `SegmentFile`."""
+    """What is kept of a segment beside what is stored. file: its key. spec: the digest of its model's spec. format: of its
+    blocks, see `BlockLayout`. base, standalone, rounding: see `Segment`. digest: what must be stored under it, see
+    `StoredSegment`."""
 
     file: str
     spec: str
@@ -69,7 +70,7 @@ class SegmentRecord(NamedTuple):
 
 
 class ViewRecord(NamedTuple):
-    """A view of the segment in that file; see `SegmentView`."""
+    """A view of the segment with that key; see `SegmentView`."""
 
     file: str
     visible: int
@@ -77,8 +78,8 @@ class ViewRecord(NamedTuple):
 
 
 class OverlayRecord(NamedTuple):
-    """What is kept of a context's recomputed tokens beside their file: its name, "" for no tokens, what it must hold, and their
-    positions by layer."""
+    """What is kept of a context's recomputed tokens beside what is stored: its key, "" for no tokens, what it must hold, and
+    their positions by layer."""
 
     file: str
     block_size: int

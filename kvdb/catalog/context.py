@@ -12,7 +12,7 @@ from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views, release_views, visible_tokens
 from kvdb.storage.block_layout import Rounding
 from kvdb.storage.budget import Reservation
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.stored_segment import StoredSegment
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens, ViewInfo
 
 
@@ -122,8 +122,8 @@ class StoredContext:
         return ContextStatistics(self.name, tuple(known))
 
 
-def files_of(contexts: Collection[StoredContext]) -> set[SegmentFile]:
-    """The files of contexts: of their segments and of recomputed tokens."""
-    files = {view.segment.file for context in contexts for view in context.views}
-    files.update(context.overlay.file for context in contexts if context.overlay is not None)
-    return {file for file in files if file is not None}
+def stored_of(contexts: Collection[StoredContext]) -> set[StoredSegment]:
+    """What is stored of contexts: their segments and recomputed tokens."""
+    stored = {view.segment.stored for context in contexts for view in context.views}
+    stored.update(context.overlay.stored for context in contexts if context.overlay is not None)
+    return {one for one in stored if one is not None}

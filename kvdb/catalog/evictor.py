@@ -12,7 +12,7 @@ from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views
 from kvdb.errors import CapacityError, NotFound, Unavailable
 from kvdb.events import Kind
-from kvdb.storage.disk import SegmentFolder
+from kvdb.storage.disk import DiskTier
 from kvdb.storage.eviction.base import EvictionPolicy, K
 from kvdb.storage.eviction.policies import policy
 from kvdb.storage.room import InTurn
@@ -121,7 +121,7 @@ class Evictor:
             return f"and nothing can be dropped: {error}"
         return "" if freed else self._in_the_way()
 
-    def _offload(self, disk: SegmentFolder, nbytes: int) -> int:
+    def _offload(self, disk: DiskTier, nbytes: int) -> int:
         """Move segments to disk until that much is free. Returns how much is; raises what `Segment.write` raises."""
         pinned = {view.segment for context in self._catalog.contexts() if context.life.pinned for view in context.views}
         with self._lock:

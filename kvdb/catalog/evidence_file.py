@@ -1,4 +1,4 @@
-"""The file of a segment's evidence, which lies beside the file of the segment while that is on disk.
+"""The evidence of a segment as it is kept beside it while that is on disk.
 
 Layout, little-endian: magic, 8 bytes; length of the whole file, uint64; length of the text that follows, uint32; the text, JSON
 in UTF-8: the version, the fields of `Owner`, the number of queries of each layer, and for each record its layer, its way and
@@ -24,8 +24,8 @@ from kvdb.attention.signs import SIGNS
 from kvdb.catalog.evidence import Evidence, EvidenceRecords
 from kvdb.catalog.way_record import RECENT_AUDITS, SAMPLES_MAX, SAMPLES_MIN, TIMES_MAX, WayRecord
 from kvdb.errors import IntegrityError, KvdbError, SpecMismatch, Unsupported
-from kvdb.storage.disk import SegmentFolder
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.disk import DiskTier
+from kvdb.storage.stored_segment import StoredSegment
 from query_optimizer.order_statistics import AUDITS_MIN
 from query_optimizer.ways import Way
 
@@ -60,7 +60,7 @@ SIZES = {"faults": RECENT_AUDITS, "edges": 2, "signs": SIGNS, "unlike": AUDITS_M
 
 @dataclass(frozen=True)
 class Owner:
-    """The segment that evidence belongs to. key: names its file among all others. spec: the digest of its model's spec."""
+    """The segment that evidence belongs to. key: names it among all others. spec: the digest of its model's spec."""
 
     key: str
     spec: str
@@ -68,38 +68,38 @@ class Owner:
     kv_heads: int
 
     @classmethod
-    def of(cls, file: SegmentFile) -> "Owner":
-        contents = file.contents
+    def of(cls, segment: StoredSegment) -> "Owner":
+        contents = segment.contents
         return cls(contents.key, contents.spec, contents.layers, contents.layout.kv_heads)
 
 
-def put_away(evidence: Evidence, disk: SegmentFolder, file: SegmentFile) -> None:
-    """Move evidence from memory to a file beside its segment's. Where that cannot be written, it stays in memory, and a line in
+def put_away(evidence: Evidence, disk: DiskTier, segment: StoredSegment) -> None:
+    """Move evidence from memory to beside its segment. Where that cannot be written, it stays in memory, and a line in
     the log says so."""
     records = evidence.take()
     if not records.ways:
         evidence.restore(records)
         return
     try:
-        disk.write_beside(file, SUFFIX, pack(Owner.of(file), records))
+        disk.write_beside(segment, SUFFIX, pack(Owner.of(segment), records))
     except KvdbError as error:
         evidence.restore(records)
         log.warning("evidence stays in main memory: %s", error)
 
 
-def bring_back(evidence: Evidence, disk: SegmentFolder, file: SegmentFile) -> None:
-    """Move evidence back to memory, and remove its file. A file that is not as it was written is dropped, with a line in the
+def bring_back(evidence: Evidence, disk: DiskTier, segment: StoredSegment) -> None:
+    """Move evidence back to memory, and remove it there. A file that is not as it was written is dropped, with a line in the
     log."""
-    records = _read(disk, file)
+    records = _read(disk, segment)
     if records is not None:
         evidence.restore(records)
-        disk.remove_beside(file, SUFFIX)
+        disk.remove_beside(segment, SUFFIX)
 
 
-def look(disk: SegmentFolder, file: SegmentFile) -> Evidence | None:
-    """A copy of the evidence beside a segment's file, None if there is none. A file that is not as it was written is dropped,
+def look(disk: DiskTier, segment: StoredSegment) -> Evidence | None:
+    """A copy of the evidence beside a segment, None if there is none. A file that is not as it was written is dropped,
     with a line in the log."""
-    records = _read(disk, file)
+    records = _read(disk, segment)
     if records is None:
         return None
     evidence = Evidence()
@@ -142,13 +142,13 @@ def unpack(owner: Owner, content: bytes) -> EvidenceRecords:
         raise _corrupt(owner, f"its text cannot be read ({error!r})") from None
 
 
-def _read(disk: SegmentFolder, file: SegmentFile) -> EvidenceRecords | None:
+def _read(disk: DiskTier, segment: StoredSegment) -> EvidenceRecords | None:
     try:
-        content = disk.read_beside(file, SUFFIX)
-        return None if content is None else unpack(Owner.of(file), content)
+        content = disk.read_beside(segment, SUFFIX)
+        return None if content is None else unpack(Owner.of(segment), content)
     except KvdbError as error:
         log.warning("evidence is dropped: %s", error)
-        disk.remove_beside(file, SUFFIX)
+        disk.remove_beside(segment, SUFFIX)
         return None
 
 

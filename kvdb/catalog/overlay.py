@@ -6,7 +6,7 @@ import numpy as np
 
 from indexes.base import Int64
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.stored_segment import StoredSegment
 from kvdb.types import Array
 
 
@@ -24,8 +24,8 @@ class Overlay:
         self.version = 0
 
     @property
-    def file(self) -> SegmentFile | None:
-        """The file that holds its rows until they are loaded; None for one in main memory."""
+    def stored(self) -> StoredSegment | None:
+        """What is stored of it, until its rows are loaded; None for one in main memory."""
         return None
 
     @property

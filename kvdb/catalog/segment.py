@@ -16,10 +16,10 @@ from kvdb.errors import CapacityError
 from kvdb.storage.block_layout import Rounding
 from kvdb.storage.block_table import BlockTable, reserve_together
 from kvdb.storage.budget import Reservation
-from kvdb.storage.disk import SegmentFolder
+from kvdb.storage.disk import DiskTier
 from kvdb.storage.loader import Loader, Loading
 from kvdb.storage.paged_segment import PagedSegment, pinned
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.stored_segment import StoredSegment
 from kvdb.types import Tokens
 
 _numbers = count(1)
@@ -33,9 +33,9 @@ class Segment:
     then, so that it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries.
     evidence: the errors of its answers. usage: how often it was used. pins: how often pinned. rounding: what quantizing changed.
 
-    Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and `file`
-    holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back with
-    them, each time anew. A layer is read once the segment is pinned and the layer waited for. Where its blocks do not fit
+    Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and
+    `stored` holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back
+    with them, each time anew. A layer is read once the segment is pinned and the layer waited for. Where its blocks do not fit
     into main memory together it is paged: each layer comes in when it is read, and has to be pinned meanwhile (`holding`).
     """
 
@@ -62,8 +62,8 @@ class Segment:
         self.usage = SegmentUsage()
         self.rounding = Rounding.of_all([table.rounding for table in tables])
         self._beside = beside
-        self.file: SegmentFile | None = None
-        self._disk: SegmentFolder | None = None
+        self.stored: StoredSegment | None = None
+        self._disk: DiskTier | None = None
         self._loading: Loading | None = None
         self._paged: PagedSegment | None = None
         self.pins = 0
@@ -95,10 +95,10 @@ class Segment:
         return bool(self.tables[0].length)
 
     @property
-    def place(self) -> tuple[SegmentFolder, SegmentFile] | None:
-        """The folder of its file, and the file; None while it is in main memory only."""
-        disk, file = self._disk, self.file
-        return None if disk is None or file is None else (disk, file)
+    def place(self) -> tuple[DiskTier, StoredSegment] | None:
+        """The tier that it is stored in, and what is stored; None while it is in main memory only."""
+        disk, stored = self._disk, self.stored
+        return None if disk is None or stored is None else (disk, stored)
 
     @property
     def references(self) -> int:
@@ -112,8 +112,8 @@ class Segment:
     @property
     def statistics(self) -> Statistics:
         """Averages over its queries, and over those of earlier databases that had the store."""
-        if not self._statistics.version and self._disk is not None and self.file is not None:
-            statistics_file.bring_back(self._statistics, self._disk, self.file)
+        if not self._statistics.version and self._disk is not None and self.stored is not None:
+            statistics_file.bring_back(self._statistics, self._disk, self.stored)
         return self._statistics
 
     @property
@@ -128,9 +128,9 @@ class Segment:
     def known_evidence(self) -> Evidence:
         """Its evidence, in memory or on disk, for reading only: what is added to it may be lost."""
         with self._lock:
-            if self.resident or self.file is None or self._disk is None:
+            if self.resident or self.stored is None or self._disk is None:
                 return self.evidence
-            return evidence_file.look(self._disk, self.file) or self.evidence
+            return evidence_file.look(self._disk, self.stored) or self.evidence
 
     def retain(self) -> None:
         with self._lock:
@@ -144,7 +144,7 @@ class Segment:
             return self._references > 0
 
     def release(self) -> None:
-        """Drop one reference; the last one frees the blocks and removes the file."""
+        """Drop one reference; the last one frees the blocks and removes what is stored."""
         with self._lock:
             self._references -= 1
             if self._references == 0:
@@ -153,9 +153,9 @@ class Segment:
                 self.indexes.release()
                 if self._beside is not None:
                     self._beside.release()
-                if self.file is not None and self._disk is not None:
-                    self._disk.remove(self.file)
-                    self.file = None
+                if self.stored is not None and self._disk is not None:
+                    self._disk.remove(self.stored)
+                    self.stored = None
 
     def pin(self, loader: Loader) -> None:
         """Keep the blocks in main memory until `unpin`. A segment on disk is loaded once for all who pin it, layer by layer (see
@@ -165,7 +165,7 @@ class Segment:
             if not self.resident:
                 self._load(loader)
             elif self._loading is not None and self._loading.error is not None:
-                self._loading = loader.load(self._loading.file, self.tables, self._loading.ready)
+                self._loading = loader.load(self._loading.segment, self.tables, self._loading.ready)
             elif self._paged is not None and not self.pins:
                 self._paged.pool.open(self._paged)
             self.pins += 1
@@ -193,22 +193,22 @@ class Segment:
             if self._evict_when_unpinned and not self.pins:
                 self._evict()
 
-    def write(self, disk: SegmentFolder, spec: str, *, synced: bool = True) -> SegmentFile:
-        """Write the segment to disk, if it is not there yet. Returns its file. spec: the digest of its model's spec. synced: see
-        `SegmentFolder.write`. The caller holds a reference. Raises CapacityError or Unavailable; then it is as it was."""
+    def write(self, disk: DiskTier, spec: str, *, synced: bool = True) -> StoredSegment:
+        """Write the segment to disk, if it is not there yet. Returns it. spec: the digest of its model's spec. synced: see
+        `DiskTier.write`. The caller holds a reference. Raises CapacityError or Unavailable; then it is as it was."""
         with self._write_lock:  # not `_lock`: sessions may be opened over it meanwhile
-            if self.file is None:
-                file = disk.write(spec, self.tables[0].layout, len(self), self.tables, synced=synced)
+            if self.stored is None:
+                stored = disk.write(spec, self.tables[0].layout, len(self), self.tables, synced=synced)
                 with self._lock:
-                    self.file, self._disk = file, disk
-            return self.file
+                    self.stored, self._disk = stored, disk
+            return self.stored
 
-    def stand_on(self, disk: SegmentFolder, file: SegmentFile) -> None:
-        """Stand on a file that holds the segment already."""
-        assert self.file is None
-        self.file, self._disk = file, disk
+    def stand_on(self, disk: DiskTier, stored: StoredSegment) -> None:
+        """Stand on what is stored of the segment already."""
+        assert self.stored is None
+        self.stored, self._disk = stored, disk
 
-    def offload(self, disk: SegmentFolder, spec: str) -> int:
+    def offload(self, disk: DiskTier, spec: str) -> int:
         """Write the segment to disk, if it is not there yet, and free its blocks and indexes: at once, or with the last pin,
         unless it is pinned again before that. Returns the bytes of blocks that were freed at once. Raises as `write` does."""
         self.write(disk, spec)
@@ -217,27 +217,27 @@ class Segment:
             return self._evict() if self.resident and not self.pins else 0
 
     def put_away(self) -> None:
-        """Keep its evidence and statistics beside its file, if it has one, because the database ends."""
+        """Keep its evidence and statistics beside it, if it is stored, because the database ends."""
         with self._lock:
-            if self.file is not None and self._disk is not None:
-                statistics_file.put_away(self._statistics, self._disk, self.file)
-            if self.resident and self.file is not None and self._disk is not None:
-                evidence_file.put_away(self.evidence, self._disk, self.file)
+            if self.stored is not None and self._disk is not None:
+                statistics_file.put_away(self._statistics, self._disk, self.stored)
+            if self.resident and self.stored is not None and self._disk is not None:
+                evidence_file.put_away(self.evidence, self._disk, self.stored)
 
     def _load(self, loader: Loader) -> None:
-        assert self.file is not None
+        assert self.stored is not None
         with ExitStack() as undo:
             undo.callback(self._free)
             try:
                 reserve_together(self.tables, len(self))
             except CapacityError:
-                self._paged = PagedSegment(loader.pool, self.file, self.tables)
+                self._paged = PagedSegment(loader.pool, self.stored, self.tables)
                 loader.pool.open(self._paged)
             else:
-                self._loading = loader.load(self.file, self.tables)
+                self._loading = loader.load(self.stored, self.tables)
             undo.pop_all()
         if self._disk is not None:
-            evidence_file.bring_back(self.evidence, self._disk, self.file)
+            evidence_file.bring_back(self.evidence, self._disk, self.stored)
 
     def _evict(self) -> int:
         """Free the blocks of a segment on disk, and the indexes; called with the lock held. Returns the bytes of the blocks."""
@@ -245,8 +245,8 @@ class Segment:
         self._evict_when_unpinned = False
         self.indexes.clear()
         self._free()
-        if self.file is not None and self._disk is not None:
-            evidence_file.put_away(self.evidence, self._disk, self.file)
+        if self.stored is not None and self._disk is not None:
+            evidence_file.put_away(self.evidence, self._disk, self.stored)
         return nbytes
 
     def _free(self) -> None:

@@ -9,9 +9,9 @@ def records_of(spec: str, views: Views) -> tuple[list[SegmentRecord], tuple[View
     segments, listed = [], []
     for view in views:
         segment = view.segment
-        assert segment.file is not None
-        file, block_size = segment.file.path.name, segment.tables[0].layout.block_size
-        place = file, spec, block_size, segment.base, segment.standalone
-        segments.append(SegmentRecord(*place, segment.ids, segment.format, segment.rounding, segment.file.digest))
-        listed.append(ViewRecord(file, view.visible, view.shift))
+        assert segment.stored is not None
+        key, block_size = segment.stored.key, segment.tables[0].layout.block_size
+        place = key, spec, block_size, segment.base, segment.standalone
+        segments.append(SegmentRecord(*place, segment.ids, segment.format, segment.rounding, segment.stored.digest))
+        listed.append(ViewRecord(key, view.visible, view.shift))
     return segments, tuple(listed)

@@ -14,9 +14,9 @@ import numpy as np
 
 from kvdb.catalog.statistics import LayerAverages, Statistics
 from kvdb.errors import KvdbError
-from kvdb.storage.disk import SegmentFolder
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.disk import DiskTier
 from kvdb.storage.segment_head import Contents
+from kvdb.storage.stored_segment import StoredSegment
 from kvdb.types import MEASURES
 
 log = logging.getLogger(__name__)
@@ -24,28 +24,28 @@ SUFFIX = ".statistics"
 VERSION = 1
 
 
-def put_away(statistics: Statistics, disk: SegmentFolder, file: SegmentFile) -> None:
-    """Write statistics beside a segment's file, if there are any. Where that fails, a line in the log says so."""
+def put_away(statistics: Statistics, disk: DiskTier, segment: StoredSegment) -> None:
+    """Write statistics beside a segment, if there are any. Where that fails, a line in the log says so."""
     layers = statistics.layers()
     if layers:
         try:
-            disk.write_beside(file, SUFFIX, pack(file.contents, layers))
+            disk.write_beside(segment, SUFFIX, pack(segment.contents, layers))
         except KvdbError as error:
             log.warning("statistics are not kept: %s", error)
 
 
-def bring_back(statistics: Statistics, disk: SegmentFolder, file: SegmentFile) -> None:
-    """Take over the statistics beside a segment's file, if nothing was observed yet. A file with a fault is dropped, with a line
+def bring_back(statistics: Statistics, disk: DiskTier, segment: StoredSegment) -> None:
+    """Take over the statistics beside a segment, if nothing was observed yet. A file with a fault is dropped, with a line
     in the log."""
-    if statistics.version or SUFFIX not in disk.kept_beside(file):
+    if statistics.version or SUFFIX not in disk.kept_beside(segment):
         return
     try:
-        content = disk.read_beside(file, SUFFIX)
+        content = disk.read_beside(segment, SUFFIX)
         if content is not None:
-            statistics.restore(unpack(file.contents, content))
+            statistics.restore(unpack(segment.contents, content))
     except (KvdbError, ValueError, KeyError, TypeError, OverflowError) as error:
-        log.warning("statistics of %s are dropped: %s", file.path, error)
-        disk.remove_beside(file, SUFFIX)
+        log.warning("statistics of %s are dropped: %s", segment.place, error)
+        disk.remove_beside(segment, SUFFIX)
 
 
 def pack(owner: Contents, layers: dict[int, LayerAverages]) -> bytes:

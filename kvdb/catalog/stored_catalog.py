@@ -12,7 +12,7 @@ import kvdb.catalog.check as context_check
 from kvdb.catalog.catalog import Catalog, Text
 from kvdb.catalog.catalog_file import CatalogFile, is_gone
 from kvdb.catalog.catalog_records import LifeRecord, SegmentRecord, SpecRecord, ViewRecord
-from kvdb.catalog.context import StoredContext, files_of
+from kvdb.catalog.context import StoredContext, stored_of
 from kvdb.catalog.partly_seen import PartlySeen, Trimmed
 from kvdb.catalog.relayout import Relayout
 from kvdb.catalog.segment import Segment
@@ -23,9 +23,10 @@ from kvdb.catalog.unwritten_uses import UnwrittenUses
 from kvdb.catalog.written_context import WrittenContext, write_context
 from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, Unavailable
 from kvdb.storage.backup_folder import BackupFolder
-from kvdb.storage.disk import SegmentFolder
+from kvdb.storage.disk import DiskTier
 from kvdb.storage.store import BlockStore
 from kvdb.storage.store_folder import StoreFolder
+from kvdb.storage.stored_segment import StoredSegment
 from kvdb.types import BackedUp, ContextUpdate, Retention, UnknownFile
 
 log = logging.getLogger(__name__)
@@ -58,11 +59,14 @@ class StoredCatalog(Catalog):
 
     on_disk = True
 
-    def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: SegmentFolder, durability: str) -> None:
+    def __init__(self, blocks: BlockStore, folder: StoreFolder, disk: DiskTier, durability: str) -> None:
         super().__init__()
-        if is_gone(folder.catalog) and any(disk.path.iterdir()):
-            raise IntegrityError(f"{folder.catalog} is gone, and {disk.path} is not empty; nothing of the store was touched")
+        if is_gone(folder.catalog) and disk.store.list():
+            raise IntegrityError(
+                f"{folder.catalog} is gone, and {disk.store.where} is not empty; nothing of the store was touched"
+            )
         self._disk = disk
+        self._folder = folder.catalog.parent
         self._named: Counter[str] = Counter()  # how many views name each file
         self._commit_lock = Lock()  # names come and go in the file and in memory together
         self._durability = durability
@@ -161,14 +165,14 @@ class StoredCatalog(Catalog):
             once = dict.fromkeys(names)
             present = [self.get(name) for name in once if name not in self._damaged]
             written = [context for context in present if context.name not in self._unwritten]
-            files = [view.segment.file for context in written for view in context.views]
-            named = Counter(file.path.name for file in files if file is not None)
-            last = [file for file, views in named.items() if self._named[file] == views]
-            overlays = [context.overlay.file for context in written if context.overlay is not None]
-            rows = [name for name in once if name not in self._unwritten]
-            if rows:
-                with self._disk.marks.forgetting([*last, *(file.path.name for file in overlays if file is not None)]):
-                    self._file.delete(rows, last)
+            stored = [view.segment.stored for context in written for view in context.views]
+            named = Counter(segment.key for segment in stored if segment is not None)
+            last = [key for key, views in named.items() if self._named[key] == views]
+            overlays = [context.overlay.stored for context in written if context.overlay is not None]
+            unnamed = [name for name in once if name not in self._unwritten]
+            if unnamed:
+                with self._disk.marks.forgetting([*last, *(rows.key for rows in overlays if rows is not None)]):
+                    self._file.delete(unnamed, last)
             self._named.subtract(named)
             super().drop(*(context.name for context in present))
             self._damaged.difference_update(once)
@@ -231,14 +235,14 @@ class StoredCatalog(Catalog):
     def backup(self, folder: Path, *, link: bool = False) -> BackedUp:
         """Copy everything that is on the disk to a new folder, while contexts come and go, and read the copies. link: make hard
         links. Raises InvalidArgument for a folder that is not empty, IntegrityError, CapacityError or Unavailable."""
-        target = BackupFolder(folder, self._disk.path.parent, link=link)
+        target = BackupFolder(folder, self._folder, link=link)
         with ExitStack() as undo, ExitStack() as held:
             undo.callback(target.remove)
             with self._commit_lock:
                 self._file.copy_to(target.catalog)
                 named = [context.name for context in self.contexts() if context.name not in self._unwritten]
                 contexts = [held.enter_context(self.borrow(name)) for name in named]
-            copy_files(contexts, self._disk, target)
+            copy_stored(contexts, self._disk, target)
             done = target.finish(len(contexts))
             undo.pop_all()
         return done
@@ -297,20 +301,22 @@ class StoredCatalog(Catalog):
         else:
             self._disk.find_unknown(None)
         if not records.whole and not damaged:
-            log.error("the catalogue of %s lost contexts whose names are not known", self._disk.path.parent)
+            log.error("the catalogue of %s lost contexts whose names are not known", self._folder)
         return damaged
 
 
-def copy_files(contexts: Sequence[StoredContext], disk: SegmentFolder, target: BackupFolder) -> None:
-    """Copy the files of contexts, which the caller holds, and read the copies. Raises IntegrityError, also where what was stored
-    is damaged, CapacityError or Unavailable."""
-    copies = []
-    for file in files_of(contexts):
-        suffixes = disk.kept_beside(file)
-        copies.append((file, target.add(file, suffixes), suffixes))
+def copy_stored(contexts: Sequence[StoredContext], disk: DiskTier, target: BackupFolder) -> None:
+    """Copy what is stored of contexts, which the caller holds, and read the copies. Raises IntegrityError, also where what was
+    stored is damaged, CapacityError or Unavailable."""
+    copied = []
+    for segment in stored_of(contexts):
+        suffixes = disk.kept_beside(segment)
+        target.add(disk.store, segment.key, suffixes)
+        copied.append((segment, suffixes))
     target.sync()
-    for file, copy, suffixes in copies:
+    for segment, suffixes in copied:
+        copy = StoredSegment(target.segments, segment.key, segment.contents, segment.digest)
         try:
-            context_check.check_copy(copy, suffixes)
+            context_check.check_copy(target.segments, copy, suffixes)
         except IntegrityError as error:
-            raise IntegrityError(f"the copy of {file.path} is not what was stored ({error}); kvdb verify") from None
+            raise IntegrityError(f"the copy of {segment.place} is not what was stored ({error}); kvdb verify") from None

@@ -15,7 +15,7 @@ from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import SegmentView
 from kvdb.errors import ConfigError, IntegrityError, Unavailable
 from kvdb.storage.budget import Reservation
-from kvdb.storage.disk import SegmentFolder
+from kvdb.storage.disk import DiskTier
 from kvdb.storage.store import BlockStore
 from kvdb.types import ModelSpec
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class StoredContexts:
     """Makes contexts of what a catalogue's file says. damaged: the names of those whose segments are not as they were written."""
 
-    def __init__(self, records: Records, disk: SegmentFolder, blocks: BlockStore) -> None:
+    def __init__(self, records: Records, disk: DiskTier, blocks: BlockStore) -> None:
         self.damaged: list[str] = []
         self._records = records
         self._disk = disk

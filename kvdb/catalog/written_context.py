@@ -7,7 +7,7 @@ import kvdb.catalog.stored_overlay as stored_overlay
 from kvdb.catalog.catalog_records import ContextRecord, SegmentRecord
 from kvdb.catalog.context import StoredContext
 from kvdb.catalog.segment_records import records_of
-from kvdb.storage.disk import SegmentFolder
+from kvdb.storage.disk import DiskTier
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class WrittenContext:
     record: ContextRecord
 
 
-def write_context(context: StoredContext, disk: SegmentFolder, undo: ExitStack) -> WrittenContext:
+def write_context(context: StoredContext, disk: DiskTier, undo: ExitStack) -> WrittenContext:
     """Write the files of a context that are not there, as its durability asks. undo: removes what nothing will name. Raises
     CapacityError or Unavailable."""
     synced = context.durability != "os"

@@ -586,5 +586,5 @@ class Database:
             raise
 
     def _owners(self) -> Owners:
-        tables, files = self.handles.owners(self._catalog.alive(), self._components.held_segments())
-        return Owners(tables, files, None if self.gpu is None else self.gpu.owned())
+        tables, stored = self.handles.owners(self._catalog.alive(), self._components.held_segments())
+        return Owners(tables, stored, None if self.gpu is None else self.gpu.owned())

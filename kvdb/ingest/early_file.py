@@ -4,9 +4,9 @@ from threading import Lock
 
 import kvdb.storage.segment_head as segment_head
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.disk import SegmentFolder
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.disk import DiskTier
 from kvdb.storage.segment_writing import SegmentWriting
+from kvdb.storage.stored_segment import StoredSegment
 
 
 class EarlyFile:
@@ -16,7 +16,7 @@ class EarlyFile:
     named in a catalogue; until then nobody sees it.
     """
 
-    def __init__(self, disk: SegmentFolder, spec: str, tokens: int, *, synced: bool) -> None:
+    def __init__(self, disk: DiskTier, spec: str, tokens: int, *, synced: bool) -> None:
         """spec: the digest of the model's spec. tokens: of the whole segment. synced: whether it is to have reached the disk in
         the end."""
         self.disk = disk
@@ -37,9 +37,9 @@ class EarlyFile:
             if self._writing is not None:
                 self._writing.take(layer, table)
 
-    def finish(self, tables: list[BlockTable]) -> SegmentFile | None:
-        """The file of these tables, each whole; None where nothing was begun. Raises CapacityError or Unavailable; then there is
-        no file."""
+    def finish(self, tables: list[BlockTable]) -> StoredSegment | None:
+        """What is stored of these tables, each whole; None where nothing was begun. Raises CapacityError or Unavailable; then
+        nothing is."""
         with self._lock:
             writing, self._writing = self._writing, None
             return None if writing is None else self.disk.finish(writing, tables, synced=self._synced)

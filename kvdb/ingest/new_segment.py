@@ -35,12 +35,12 @@ class NewSegment(NamedTuple):
             undo.callback(self.release)
             beside = Reservation(budget, segment_nbytes(len(self.tables), len(self.tokens)))
             undo.callback(beside.release)
-            file = None if self.early is None else self.early.finish(self.tables)
+            stored = None if self.early is None else self.early.finish(self.tables)
             undo.pop_all()
         indexes = IndexSet(self.queries, budget)
         segment = Segment(PackedIds(self.tokens), self.tables, indexes, self.base, standalone=standalone, beside=beside)
-        if self.early is not None and file is not None:
-            segment.stand_on(self.early.disk, file)
+        if self.early is not None and stored is not None:
+            segment.stand_on(self.early.disk, stored)
         return SegmentView(segment, len(segment), shift)
 
     def release(self) -> None:

@@ -10,7 +10,7 @@ from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views
 from kvdb.errors import Unavailable
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.stored_segment import StoredSegment
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -100,8 +100,9 @@ class OpenHandles:
             first, self._closed = not self._closed, True
             return first
 
-    def owners(self, contexts: Sequence[StoredContext], held: Iterable[Segment]) -> tuple[list[BlockTable], list[SegmentFile]]:
-        """Every table that holds blocks, and every file, of open handles, of these contexts, and of segments that others hold."""
+    def owners(self, contexts: Sequence[StoredContext], held: Iterable[Segment]) -> tuple[list[BlockTable], list[StoredSegment]]:
+        """Every table that holds blocks, and everything stored, of open handles, of these contexts, and of segments that others
+        hold."""
         segments = {*held, *(view.segment for context in contexts for view in context.views)}
         tables = [table for context in contexts if context.overlay is not None for table in context.overlay.tables]
         with self._changed:
@@ -110,9 +111,9 @@ class OpenHandles:
                 tables += handle.own_tables()
         tables += [table for segment in segments for table in segment.tables]
         once = {id(table): table for table in tables}  # an import has its tables still while they are a segment's already
-        files = {context.overlay.file for context in contexts if context.overlay is not None}
-        files.update(segment.file for segment in segments)
-        return list(once.values()), [file for file in files if file is not None]
+        stored = {context.overlay.stored for context in contexts if context.overlay is not None}
+        stored.update(segment.stored for segment in segments)
+        return list(once.values()), [one for one in stored if one is not None]
 
     def seen(self) -> dict[Segment, int]:
         """How many tokens of each segment some open handle sees, at most."""

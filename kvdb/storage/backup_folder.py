@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import kvdb.storage.direct_io as direct_io
-from kvdb.errors import CapacityError, IntegrityError, InvalidArgument, Unavailable
+from kvdb.errors import CapacityError, IntegrityError, InvalidArgument, NotFound, Unavailable
 from kvdb.storage.beside import INDEX, beside
-from kvdb.storage.segment_file import SegmentFile
-from kvdb.storage.segment_writing import FULL
+from kvdb.storage.segment_folder import FULL, SegmentFolder
+from kvdb.storage.segment_store import SegmentStore
 from kvdb.storage.store_folder import CATALOG, LABEL, SEGMENTS, sync_folder
 from kvdb.types import BackedUp
 
@@ -30,8 +30,12 @@ NO_CLONES = {errno.EOPNOTSUPP, errno.EXDEV, errno.EINVAL, errno.ENOTTY, errno.EN
 class BackupFolder:
     """A folder that becomes a copy of a store. The label, by which it is one, comes last.
 
-    catalog: the path for the catalogue, which somebody else writes.
+    catalog: the path for the catalogue, which somebody else writes. segments: the copies, to be read. The rest: see
+    `kvdb.storage.home.Home`.
     """
+
+    key = "backup"
+    setting = "the backup"
 
     def __init__(self, path: Path, store: Path, *, link: bool = False) -> None:
         """path: of a folder that is empty, or not there. store: the folder of the store. link: make hard links. Raises
@@ -41,31 +45,37 @@ class BackupFolder:
         self._link = link
         self._made: Counter[str] = Counter()
         self.catalog = self._path / CATALOG
+        self.path = self._path / SEGMENTS
+        self.segments = SegmentFolder(self)
         try:
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
             if any(self._path.iterdir()):
                 raise InvalidArgument(f"{path} is not empty; expected a new folder for the backup")
-            (self._path / SEGMENTS).mkdir(mode=0o700)
+            self.path.mkdir(mode=0o700)
         except OSError as error:
             raise _not_written(path, error) from None
         except ValueError as error:  # a character that no path has
             raise InvalidArgument(f"{str(path)!r} is no path of a folder ({error})") from None
 
-    def add(self, file: SegmentFile, suffixes: Iterable[str] = ()) -> SegmentFile:
-        """Take over the file of a segment, and those beside it whose names end so. One beside it may be gone meanwhile, or be
-        written meanwhile. Returns the copy. Raises IntegrityError, CapacityError or Unavailable."""
+    def add(self, store: SegmentStore, segment: str, suffixes: Iterable[str] = ()) -> None:
+        """Copy the segment with that key out of a store, and what is beside it under those ends of its key. Of that something may
+        be gone meanwhile, or be written meanwhile. Raises IntegrityError, CapacityError or Unavailable."""
         try:
-            self._copy(file.path, fixed=True)
-        except FileNotFoundError:
-            raise IntegrityError(f"{file.path} is gone; drop the contexts over it, and check the disk") from None
+            self._copy(store, segment, fixed=True)
+        except NotFound:
+            raise IntegrityError(f"{store.where}/{segment} is gone; drop the contexts over it, and check the disk") from None
         for suffix in suffixes:
-            with suppress(FileNotFoundError):
-                self._copy(beside(file, suffix), fixed=INDEX.fullmatch(suffix) is not None)
-        return SegmentFile(self._path / SEGMENTS / file.path.name, file.contents, file.digest)
+            with suppress(NotFound):
+                self._copy(store, beside(segment, suffix), fixed=INDEX.fullmatch(suffix) is not None)
 
-    def _copy(self, file: Path, *, fixed: bool) -> None:
-        """fixed: whether nobody writes it again, so that the copy may be the same file under another name."""
-        copy = self._path / SEGMENTS / file.name
+    def _copy(self, store: SegmentStore, key: str, *, fixed: bool) -> None:
+        """fixed: whether nobody writes it again, so that the copy may be the same file under another name. Raises NotFound
+        too."""
+        with store.local(key) as file:
+            self._copy_file(file, self.path / key, fixed=fixed)
+
+    def _copy_file(self, file: Path, copy: Path, *, fixed: bool) -> None:
+        """`_copy`, which raises FileNotFoundError where the file is not there."""
         try:
             if self._link and fixed:
                 os.link(file, copy)
@@ -85,9 +95,9 @@ class BackupFolder:
     def sync(self) -> None:
         """Wait until everything is on the disk. Raises CapacityError or Unavailable."""
         try:
-            for path in [self.catalog, *(self._path / SEGMENTS).iterdir()]:
+            for path in [self.catalog, *self.path.iterdir()]:
                 _sync(path)
-            sync_folder(self._path / SEGMENTS)
+            sync_folder(self.path)
         except OSError as error:
             raise _not_written(self._path, error) from None
 
@@ -99,7 +109,7 @@ class BackupFolder:
             _sync(unfinished)
             unfinished.rename(self._path / LABEL)
             sync_folder(self._path)
-            files = [self._path / LABEL, self.catalog, *(self._path / SEGMENTS).iterdir()]
+            files = [self._path / LABEL, self.catalog, *self.path.iterdir()]
             nbytes = sum(path.stat().st_size for path in files)
             same = self._path.stat().st_dev == self._store.stat().st_dev
         except OSError as error:
@@ -107,9 +117,12 @@ class BackupFolder:
         copied = self._made["copied"] + 2  # the catalogue and the label
         return BackedUp(contexts, copied, self._made["reflinked"], self._made["linked"], nbytes, same)
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def remove(self) -> None:
         """Remove what was written, because the backup failed; the folder itself stays."""
-        shutil.rmtree(self._path / SEGMENTS, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
         for path in (self.catalog, self._path / f".{LABEL}", self._path / LABEL):
             path.unlink(missing_ok=True)
 

@@ -51,12 +51,12 @@ def read(file: int, at: int, addresses: Addresses, nbytes: int) -> int:
 
     Returns the bytes read, fewer than asked for where the file ends. Raises OSError.
     """
-    return _transfer(os.preadv, file, at, _buffers(addresses, nbytes))
+    return _transfer(os.preadv, file, at, buffers(addresses, nbytes))
 
 
 def write(file: int, at: int, addresses: Addresses, nbytes: int) -> None:
     """Write blocks of `nbytes` bytes to the file's bytes [at, ...), without the GIL. Raises OSError."""
-    _transfer(os.pwritev, file, at, _buffers(addresses, nbytes))
+    _transfer(os.pwritev, file, at, buffers(addresses, nbytes))
 
 
 def at_once(move: Callable[[slice], None], pieces: Iterable[slice]) -> None:
@@ -133,9 +133,9 @@ def _transfer(call: Callable[[int, list[Buffer], int], int], file: int, at: int,
     return at - start
 
 
-def _buffers(addresses: Addresses, nbytes: int) -> list[Buffer]:
+def buffers(addresses: Addresses, nbytes: int) -> list[Buffer]:
     """The memory of the blocks; neighbours are one buffer."""
-    ends = np.flatnonzero(np.diff(addresses) != nbytes) + 1
+    ends = np.flatnonzero(np.diff(addresses) != nbytes) + 1 if len(addresses) > 1 else addresses[:0]
     bounds = [0, *ends.tolist(), len(addresses)]
     return [(ctypes.c_char * ((end - first) * nbytes)).from_address(int(addresses[first])) for first, end in pairwise(bounds)]
 

@@ -1,49 +1,46 @@
-"""The disk tier: the files of one database's segments, and what is kept beside them."""
+"""The disk tier: the segments of one database in a store, and what is kept beside them."""
 
+import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from threading import Condition
 
-from kvdb.errors import CapacityError, IntegrityError, Unavailable
-from kvdb.storage.beside import BesideFiles, beside, final_name, written
+from kvdb.errors import AlreadyExists, CapacityError, IntegrityError, Unavailable
+from kvdb.storage.beside import SEGMENT, BesideSegments, beside, final_name
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.home import Home
 from kvdb.storage.marks import Marks
 from kvdb.storage.room import Ask, Evict, with_room
-from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.segment_head import Contents
+from kvdb.storage.segment_store import SegmentStore
 from kvdb.storage.segment_writing import SegmentWriting, write_threads
+from kvdb.storage.stored_segment import StoredSegment
 from kvdb.storage.unknown_files import UnknownFiles
-from kvdb.storage.unsynced_files import UnsyncedFiles
 from kvdb.types import TierStats
 
-FILE_SUFFIX = ".segment"
-"""The end of the name of a segment's file."""
+log = logging.getLogger(__name__)
 
 
-class SegmentFolder:
-    """The files of segments in the folder of one database. Thread-safe.
+class DiskTier:
+    """The segments of one database in a store, within a budget. Thread-safe.
 
-    bytes_max: the most bytes of all files together, None for no limit. changes: the number of times that a file came or went.
-    evict: has contexts go to make room for files, None where none may. marks: of files that the
-    catalogue does not name. unknown: files that were there and that it does not know.
+    store: where they are. bytes_max: the most bytes of all objects together, None for no limit. changes: the number of times that
+    a segment came or went. evict: has contexts go to make room, None where none may. marks: of segments that the
+    catalogue does not name. unknown: objects that were there and that it does not know.
     """
 
-    def __init__(self, home: Home, bytes_max: int | None) -> None:
-        """home: is closed with this folder."""
-        self._home = home
-        self.path = home.path
+    def __init__(self, store: SegmentStore, bytes_max: int | None) -> None:
+        """store: is closed with this tier. Raises Unavailable where it cannot be read."""
+        self.store = store
         self._bytes_max = bytes_max
-        self._files: dict[str, SegmentFile] = {}
-        self._beside = BesideFiles(home.path)
+        self._segments: dict[str, StoredSegment] = {}
+        self._beside = BesideSegments(store)
         self._reserved = 0
         self._made = self._beside.next_number
-        self._writing: set[str] = set()  # names of files that are not yet known
-        self.marks = Marks(home.path)
-        self.unknown = UnknownFiles(home.path)
-        self._unsynced = UnsyncedFiles(home)
+        self._writing: set[str] = set()  # keys of objects that are not yet known
+        self.marks = Marks(store)
+        self.unknown = UnknownFiles(store)
         self.changes = 0
         self.evict: Evict | None = None
         self._closed = False
@@ -52,101 +49,99 @@ class SegmentFolder:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all files, including those that are being written."""
+        """The bytes of all objects, including those that are being written."""
         return self._reserved + self.unknown.nbytes
 
     def write(
         self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable], *, synced: bool = True
-    ) -> SegmentFile:
-        """Write a segment's tables to a file; see `begin` and `finish`."""
+    ) -> StoredSegment:
+        """Write a segment's tables; see `begin` and `finish`."""
         return self.finish(self.begin(spec, layout, len(tables), tokens), tables, synced=synced)
 
     def begin(self, spec: str, layout: BlockLayout, layers: int, tokens: int) -> SegmentWriting:
-        """A file for a segment whose blocks are still to come; it ends with `finish` or `abandon`. spec: the digest of the
+        """A segment whose blocks are still to come; it ends with `finish` or `abandon`. spec: the digest of the
         model's spec. Contexts may go to make room, so the caller has locked no segment and no catalogue. Raises CapacityError or
         Unavailable."""
-        nbytes = self._contents(FILE_SUFFIX, spec, layout, layers, tokens).nbytes
-        name, contents = with_room(lambda: self._begin(spec, layout, layers, tokens), self.evict, nbytes)
-        with ExitStack() as undo:
-            undo.callback(self._forget, name, contents.nbytes)
-            writing = SegmentWriting(self.path / name, contents, self._threads, self._home.setting)
-            undo.pop_all()
-        return writing
+        nbytes = self._contents(SEGMENT, spec, layout, layers, tokens).nbytes
+        while True:
+            key, contents = with_room(lambda: self._begin(spec, layout, layers, tokens), self.evict, nbytes)
+            with ExitStack() as undo:
+                undo.callback(self._forget, key, contents.nbytes)
+                try:
+                    writer = self.store.begin(key, contents.nbytes, whole_pages=contents.direct)
+                except AlreadyExists:  # somebody else's
+                    continue
+                undo.pop_all()
+            return SegmentWriting(key, contents, writer, self._threads)
 
-    def finish(self, writing: SegmentWriting, tables: Sequence[BlockTable], *, synced: bool = True) -> SegmentFile:
-        """Write what is missing of these tables, one a layer and each whole, and keep the file. synced: wait until it has reached
-        the disk; otherwise `sync` does. Raises CapacityError or Unavailable; then the file is gone."""
+    def finish(self, writing: SegmentWriting, tables: Sequence[BlockTable], *, synced: bool = True) -> StoredSegment:
+        """Write what is missing of these tables, one a layer and each whole, and keep the segment. synced: wait until no loss of
+        power undoes it; otherwise `sync` does. Raises CapacityError or Unavailable; then it is gone."""
         with ExitStack() as undo:
             undo.callback(self.abandon, writing)
-            self.marks.put_on(writing.path.name, writing.unfinished)
-            file = writing.finish(tables, synced=synced)
-            if synced:
-                self._home.sync()
+            digest = writing.finish(tables, self.marks.new(writing.key), synced=synced)
+            undo.callback(self._remove, writing.key)
+            segment = StoredSegment(self.store, writing.key, writing.contents, digest)
+            segment.check_head()
             undo.pop_all()
         with self._lock:
-            self._files[file.path.name] = file
+            self._segments[segment.key] = segment
             self.changes += 1
-            if not synced:
-                self._unsynced.add(file)
-            self._writing.remove(file.path.name)
+            self._writing.remove(segment.key)
             self._lock.notify_all()
-        return file
+        return segment
 
     def abandon(self, writing: SegmentWriting) -> None:
-        """Give a file up that is not finished. When this returns, none of its blocks is read any more."""
+        """Give a segment up that is not finished. When this returns, none of its blocks is read any more."""
         writing.abandon()
-        self._forget(writing.path.name, writing.contents.nbytes)
+        self._forget(writing.key, writing.contents.nbytes)
 
     def sync(self) -> None:
-        """Wait until every file of a segment has reached the disk. Raises what `UnsyncedFiles.sync` does."""
-        with self._lock:
-            self._unsynced.sync()
+        """Wait until no loss of power undoes any segment. Raises what `SegmentStore.sync` does."""
+        self.store.sync()
 
-    def adopt(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int, digest: str = "") -> SegmentFile:
-        """Take over a file that the folder held before it was opened, with what is kept beside it. Its contents are checked when
-        they are read. digest: see `SegmentFile`. The rest as in `write`. Raises IntegrityError for one of another length, and
-        Unavailable for none."""
-        file = SegmentFile.adopt(self.path / name, self._contents(name, spec, layout, layers, tokens), digest)
+    def adopt(self, key: str, spec: str, layout: BlockLayout, layers: int, tokens: int, digest: str = "") -> StoredSegment:
+        """Take over a segment that the store held before it was opened, with what is kept beside it. Its contents are checked
+        when they are read. digest: see `StoredSegment`. The rest as in `write`. Raises IntegrityError for one of another length,
+        and Unavailable for none."""
+        segment = StoredSegment.adopt(self.store, key, self._contents(key, spec, layout, layers, tokens), digest)
         with self._lock:
-            self._files[name] = file
-            self._reserved += file.nbytes + self._beside.adopt(file)
-        return file
+            self._segments[key] = segment
+            self._reserved += segment.nbytes + self._beside.adopt(key)
+        return segment
 
     def find_unknown(self, is_nobodys: Callable[[str, str], bool] | None) -> None:
-        """Look for the files that were there and were not adopted; see `UnknownFiles.find`."""
+        """Look for what was there and was not adopted; see `UnknownFiles.find`."""
         self.unknown.find(self._expected(), is_nobodys)
 
-    def remove(self, file: SegmentFile) -> None:
+    def remove(self, segment: StoredSegment) -> None:
+        """Remove a segment, and what is kept beside it. One that cannot be removed stays, with a line in the log."""
         with self._lock:
-            if self._files.pop(file.path.name, None) is not None:
-                self.marks.forget(file.path.name)
-                self._unsynced.discard(file)
-                self._reserved -= file.nbytes + self._beside.remove_all(file)
+            if self._segments.pop(segment.key, None) is not None:
+                self.marks.forget(segment.key)
+                self._reserved -= segment.nbytes + self._beside.remove_all(segment.key)
                 self.changes += 1
-                file.unlink()
+                self._remove(segment.key)
 
-    def write_beside(self, file: SegmentFile, suffix: str, content: bytes) -> None:
-        """Keep some bytes in a file beside that of a segment, until they or the segment's file are removed. suffix: the end of
-        its name; what is kept under that name already is replaced. Raises CapacityError or Unavailable; then nothing is kept
+    def write_beside(self, segment: StoredSegment, suffix: str, content: bytes) -> None:
+        """Keep some bytes beside a segment, until they or the segment are removed. suffix: the end of their
+        key; what is kept under that already is replaced. Raises CapacityError or Unavailable; then nothing is kept
         there."""
         with self._lock:
-            self._check_known(file)
-            self._reserved -= self._beside.remove(file, suffix)
+            self._check_known(segment)
+            self._reserved -= self._beside.remove(segment.key, suffix)
             self._reserve(len(content))
-            path = beside(file, suffix)
             try:
-                path.write_bytes(content)
-            except OSError as error:
+                self.store.put(beside(segment.key, suffix), content)
+            except (CapacityError, Unavailable):
                 self._reserved -= len(content)
-                with suppress(OSError):
-                    path.unlink(missing_ok=True)
-                raise Unavailable(f"{path} cannot be written: {error.strerror}") from None
-            self._beside.put(file, suffix, len(content))
+                raise
+            self._beside.put(segment.key, suffix, len(content))
 
-    def save_beside(self, file: SegmentFile, suffix: str, save: Callable[[Path, Ask], None]) -> None:
-        """Keep in a file beside that of a segment what `save` writes to a path, without keeping others waiting; it asks for all
+    def save_beside(self, segment: StoredSegment, suffix: str, save: Callable[[Path, Ask], None]) -> None:
+        """Keep beside a segment what `save` writes to a path, without keeping others waiting; it asks for all
         bytes before it writes any. The rest as in `write_beside`; what indexes take is not taken for it."""
-        path, asked, kept = beside(file, suffix), 0, False
+        key, asked, kept = beside(segment.key, suffix), 0, False
 
         def ask(nbytes: int) -> None:
             nonlocal asked
@@ -155,80 +150,83 @@ class SegmentFolder:
                 asked += nbytes
 
         with self._lock:
-            self._check_known(file)
-            self._reserved -= self._beside.remove(file, suffix)
-            self._writing.add(path.name)
+            self._check_known(segment)
+            self._reserved -= self._beside.remove(segment.key, suffix)
+            self._writing.add(key)
         try:
-            save(path, ask)
-            size = path.stat().st_size
-            ask(max(0, size - asked))  # nothing, but for a kind of somebody's own that asked for less
+            with self.store.saving(key) as path:
+                save(path, ask)
+                size = path.stat().st_size
+                ask(max(0, size - asked))  # nothing, but for a kind of somebody's own that asked for less
             kept = True
-        except OSError as error:
-            raise Unavailable(f"{path} cannot be written: {error.strerror}") from None
         finally:
             with self._lock:
                 self._reserved -= asked
-                self._writing.remove(path.name)
-                if file.path.name in self._files and kept:
-                    self._beside.put(file, suffix, size)
+                self._writing.remove(key)
+                if kept and segment.key in self._segments:
+                    self._beside.put(segment.key, suffix, size)
                     self._reserved += size
-                else:  # the segment was removed meanwhile, or nothing was written
-                    with suppress(OSError):
-                        path.unlink(missing_ok=True)
+                elif kept:  # the segment was removed meanwhile
+                    self._remove(key)
                 self.changes += 1
                 self._lock.notify_all()
 
-    def read_beside(self, file: SegmentFile, suffix: str) -> bytes | None:
-        """What is kept beside a segment's file, None for nothing. Raises Unavailable where it cannot be read."""
+    def read_beside(self, segment: StoredSegment, suffix: str) -> bytes | None:
+        """What is kept beside a segment, None for nothing. Raises Unavailable where it cannot be read."""
         with self._lock:
-            if suffix not in self._beside.suffixes(file):
+            if suffix not in self._beside.suffixes(segment.key):
                 return None
-            try:
-                return beside(file, suffix).read_bytes()
-            except OSError as error:
-                raise Unavailable(f"{beside(file, suffix)} cannot be read: {error.strerror}") from None
+            content = self.store.get(beside(segment.key, suffix))
+            if content is None:
+                raise Unavailable(f"{self.store.where}/{beside(segment.key, suffix)} is gone")
+            return content
 
-    def remove_beside(self, file: SegmentFile, suffix: str) -> None:
-        """Remove what is kept beside a segment's file, if anything is."""
-        with self._lock:
-            self._reserved -= self._beside.remove(file, suffix)
+    def local_beside(self, segment: StoredSegment, suffix: str) -> AbstractContextManager[Path]:
+        """A file of what is kept beside a segment, while the body runs; see `SegmentStore.local`."""
+        return self.store.local(beside(segment.key, suffix))
 
-    def kept_beside(self, file: SegmentFile) -> tuple[str, ...]:
-        """The ends of the names of what is kept beside a segment's file."""
+    def remove_beside(self, segment: StoredSegment, suffix: str) -> None:
+        """Remove what is kept beside a segment, if anything is."""
         with self._lock:
-            return self._beside.suffixes(file)
+            self._reserved -= self._beside.remove(segment.key, suffix)
+
+    def kept_beside(self, segment: StoredSegment) -> tuple[str, ...]:
+        """The ends of the keys of what is kept beside a segment."""
+        with self._lock:
+            return self._beside.suffixes(segment.key)
 
     def stats(self) -> list[TierStats]:
-        """One entry for each size of block that files hold."""
+        """One entry for each size of block that segments hold."""
         with self._lock:
-            files = list(self._files.values())
-            beside_nbytes = {file: self._beside.nbytes(file) for file in files}
+            segments = list(self._segments.values())
+            beside_nbytes = {one: self._beside.nbytes(one.key) for one in segments}
         stats = []
-        for block_nbytes in sorted({file.contents.layout.nbytes for file in files}):
-            of_size = [file for file in files if file.contents.layout.nbytes == block_nbytes]
-            blocks = sum(file.contents.layers * file.contents.blocks for file in of_size)
-            nbytes = sum(file.nbytes + beside_nbytes[file] for file in of_size)
+        for block_nbytes in sorted({one.contents.layout.nbytes for one in segments}):
+            of_size = [one for one in segments if one.contents.layout.nbytes == block_nbytes]
+            blocks = sum(one.contents.layers * one.contents.blocks for one in of_size)
+            nbytes = sum(one.nbytes + beside_nbytes[one] for one in of_size)
             stats.append(TierStats("disk", blocks, blocks, block_nbytes, nbytes, huge=False))
         return stats
 
-    def check_integrity(self, owned: Sequence[SegmentFile]) -> None:
-        """Raises IntegrityError unless `owned` are exactly the files in the folder, each of the right length, with what is kept
-        beside them. Files that are being written have no owner yet, and nothing is checked once the folder is closed."""
+    def check_integrity(self, owned: Sequence[StoredSegment]) -> None:
+        """Raises IntegrityError unless `owned` are exactly the segments in the store, each of the right length, with what is kept
+        beside them. Those that are being written have no owner yet, and nothing is checked once the tier is closed."""
         with self._lock:
             if self._closed:
                 return
-            files, expected = dict(self._files), self._expected()
+            known, expected = sorted(self._segments), self._expected()
             others = self._writing | self.unknown.names
-            finished = [path for path in written(self.path) if final_name(path.name) not in others]
-            there = {path.name: path.stat().st_size for path in finished}
-        owners = sorted(file.path.name for file in owned)
-        if owners != sorted(files):
-            raise IntegrityError(f"segments own {len(owners)} files, and {len(files)} are known; expected the same, each once")
+            there = {key: nbytes for key, nbytes in self.store.list().items() if final_name(key) not in others}
+        owners = sorted(one.key for one in owned)
+        if owners != known:
+            raise IntegrityError(f"segments own {len(owners)} files, and {len(known)} are known; expected the same, each once")
         if there != expected:
-            raise IntegrityError(f"{self.path} holds {len(there)} files that are not the {len(expected)} that were written")
+            raise IntegrityError(
+                f"{self.store.where} holds {len(there)} files that are not the {len(expected)} that were written"
+            )
 
     def close(self) -> None:
-        """Wait for files that are being written, as their blocks are read until then, and give the folder up.
+        """Wait for segments that are being written, as their blocks are read until then, and give the store up.
 
         Closing twice does nothing.
         """
@@ -236,40 +234,43 @@ class SegmentFolder:
             self._closed = True
             self._lock.wait_for(lambda: not self._writing)
         self._threads.shutdown()
-        self._home.close()
+        self.store.close()
 
-    def _contents(self, name: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> Contents:
-        return Contents(f"{self._home.key}/{name}", spec, layout, layers, tokens)
+    def _contents(self, key: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> Contents:
+        return Contents(f"{self.store.id}/{key}", spec, layout, layers, tokens)
 
     def _expected(self) -> dict[str, int]:
-        """The bytes of every file that the folder should hold, by name."""
-        return {file.path.name: file.nbytes for file in self._files.values()} | self._beside.by_name()
+        """The bytes of every object that the store should hold, by key."""
+        return {key: segment.nbytes for key, segment in self._segments.items()} | self._beside.by_key()
 
-    def _check_known(self, file: SegmentFile) -> None:
-        if file.path.name not in self._files:
-            raise Unavailable(f"{file.path} was removed; nothing is kept beside it")
+    def _check_known(self, segment: StoredSegment) -> None:
+        if segment.key not in self._segments:
+            raise Unavailable(f"{segment.place} was removed; nothing is kept beside it")
 
     def _begin(self, spec: str, layout: BlockLayout, layers: int, tokens: int) -> tuple[str, Contents]:
-        """The name of a file that is written from now on, and what it will hold. Raises CapacityError or Unavailable."""
+        """The key of a segment that is written from now on, and what it will hold. Raises CapacityError or Unavailable."""
         with self._lock:
             if self._closed:
                 raise Unavailable("the database is closed; connect again")
-            while any((self.path / f"{dot}{self._made}{FILE_SUFFIX}").exists() for dot in ("", ".")):
-                self._made += 1  # somebody else's, which is never written over
-            name, self._made = f"{self._made}{FILE_SUFFIX}", self._made + 1
-            contents = self._contents(name, spec, layout, layers, tokens)
+            key, self._made = f"{self._made}{SEGMENT}", self._made + 1
+            contents = self._contents(key, spec, layout, layers, tokens)
             self._reserve(contents.nbytes)
-            self._writing.add(name)
-        return name, contents
+            self._writing.add(key)
+        return key, contents
 
-    def _forget(self, name: str, nbytes: int) -> None:
-        """Give up a file that is not known yet, and the room that was taken for it."""
+    def _forget(self, key: str, nbytes: int) -> None:
+        """Give up a segment that is not known yet, and the room that was taken for it."""
         with self._lock:
-            with suppress(OSError):
-                (self.path / name).unlink(missing_ok=True)  # a file that was written but cannot be read
             self._reserved -= nbytes
-            self._writing.remove(name)
+            self._writing.remove(key)
             self._lock.notify_all()
+
+    def _remove(self, key: str) -> None:
+        """Remove an object; one that cannot be removed stays, with a line in the log."""
+        try:
+            self.store.remove(key)
+        except Unavailable as error:
+            log.warning("%s stays: %s", key, error)
 
     def _reserve(self, nbytes: int, *, of_indexes: bool = True) -> None:
         """Take bytes of the budget, with the lock held. of_indexes: whether indexes are removed where there is no room. Raises
@@ -290,7 +291,7 @@ class SegmentFolder:
         """Remove indexes, one after the other, until there is room for `nbytes`, if all of them make so much."""
         kept = self._beside.indexes()
         if self._has_room(nbytes - sum(size for _, _, size in kept)):
-            for file, suffix, _ in kept:
+            for key, suffix, _ in kept:
                 if self._has_room(nbytes):
                     break
-                self._reserved -= self._beside.remove(file, suffix)
+                self._reserved -= self._beside.remove(key, suffix)

@@ -10,7 +10,7 @@ from kvdb.errors import IntegrityError, InternalError, KvdbError, Unavailable
 from kvdb.events import Events, Kind
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.buffer_pool import BufferPool
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.stored_segment import StoredSegment
 
 log = logging.getLogger(__name__)
 REMEMBERED_BYTES = 256 << 20
@@ -24,9 +24,11 @@ class Loading:
     wait for a layer.
     """
 
-    def __init__(self, loader: "Loader", file: SegmentFile, tables: Sequence[BlockTable], ready: int, changed: Condition) -> None:
+    def __init__(
+        self, loader: "Loader", segment: StoredSegment, tables: Sequence[BlockTable], ready: int, changed: Condition
+    ) -> None:
         self.loader = loader
-        self.file = file
+        self.segment = segment
         self.tables = tables
         self.ready = ready
         self.error: KvdbError | None = None
@@ -77,14 +79,14 @@ class Loader:
         with self._changed:
             return self._nbytes / self._seconds if self._seconds else None
 
-    def load(self, file: SegmentFile, tables: Sequence[BlockTable], ready: int = 0) -> Loading:
+    def load(self, segment: StoredSegment, tables: Sequence[BlockTable], ready: int = 0) -> Loading:
         """Begin to fill these tables, which hold as many blocks as were written. ready: the number of layers that are there
         already.
 
         Nobody may read a layer's blocks before `Loading.wait` returns, or free any before the loading has ended. Raises
         Unavailable once closed.
         """
-        loading = Loading(self, file, tables, ready, self._changed)
+        loading = Loading(self, segment, tables, ready, self._changed)
         if loading.ended:
             return loading
         with self._changed:
@@ -126,7 +128,7 @@ class Loader:
         while (loading := self._next()) is not None:
             layer, started = loading.ready, perf_counter()
             try:
-                loading.file.read_layer(layer, loading.tables[layer])
+                loading.segment.read_layer(layer, loading.tables[layer])
             except KvdbError as error:
                 if isinstance(error, IntegrityError):
                     self.events.tell(Kind.CHECKSUM_FAILED, what=str(error))

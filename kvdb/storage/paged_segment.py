@@ -12,7 +12,7 @@ from kvdb.errors import KvdbError
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.next_use import NextUse
 from kvdb.storage.paged import PagedTier
-from kvdb.storage.segment_file import SegmentFile, read_error
+from kvdb.storage.stored_segment import StoredSegment, read_error
 from query_optimizer.explain import milliseconds
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Pool(Protocol):
 
     def use(self, layers: "Sequence[PagedLayer]") -> None:
         """Keep what is there of these layers, and what native code brings in, in memory until `unpin`. Raises Unavailable, or
-        IntegrityError where the file's head is damaged; then none is pinned."""
+        IntegrityError where the segment's head is damaged; then none is pinned."""
         ...
 
     def unpin(self, layers: "Sequence[PagedLayer]") -> None:
@@ -78,7 +78,7 @@ class PagedLayer:
     @property
     def nbytes(self) -> int:
         """The bytes of all its pages."""
-        return self.segment.file.contents.extent_nbytes
+        return self.segment.stored.contents.extent_nbytes
 
     @property
     def held_nbytes(self) -> int:
@@ -96,13 +96,13 @@ class PagedLayer:
         return self.segment.layers[(self.number + 1) % len(self.segment.layers)]
 
     def opened(self) -> _native.LayerPages:
-        """Its pages, and those of all layers from then on; the file's head says what they hold. Whoever holds the lock of a pool
-        has called this before. Raises IntegrityError or Unavailable."""
+        """Its pages, and those of all layers from then on; the segment's head says what they hold. Whoever holds the lock of a
+        pool has called this before. Raises IntegrityError or Unavailable."""
         if self.pages is None:
             with self.segment.opening:
                 for layer in self.segment.layers:
                     if layer.pages is None:
-                        pages = layer.segment.file.pages(self.segment.pool.pages, layer.number, layer.table)
+                        pages = layer.segment.stored.pages(self.segment.pool.pages, layer.number, layer.table)
                         self.segment.tier.hold(layer.table.blocks, pages)
                         layer.pages = pages
         assert self.pages is not None
@@ -121,7 +121,7 @@ class PagedSegment:
     """The layers of one segment in a pool, until `Pool.drop`. reserved: the bytes of main memory that nobody else may take of the
     pool, as long as the segment is open."""
 
-    def __init__(self, pool: Pool, file: SegmentFile, tables: Sequence[BlockTable]) -> None:
+    def __init__(self, pool: Pool, stored: StoredSegment, tables: Sequence[BlockTable]) -> None:
         """tables: empty ones, which take blocks of the pool's tier from now on. Raises CapacityError, and then they are as they
         were."""
         self._home = tables[0].tier
@@ -131,10 +131,10 @@ class PagedSegment:
                 undo.callback(table.move_to, self._home)
                 undo.callback(table.release)
                 table.move_to(self.tier)
-                table.reserve(file.contents.tokens)
+                table.reserve(stored.contents.tokens)
             undo.pop_all()
         self.pool = pool
-        self.file = file
+        self.stored = stored
         self.tables = tables
         self.layers = [PagedLayer(self, number) for number in range(len(tables))]
         self.reserved = 0

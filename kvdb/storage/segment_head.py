@@ -10,12 +10,10 @@ so checking takes hardly any time from the computation that hides the loading.
 """
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +66,11 @@ class Contents:
         return _pages(self.blocks * self.layout.nbytes)
 
     @cached_property
+    def first_version(self) -> "Contents":
+        """The same as files of version 1 say it."""
+        return replace(self, version=1)
+
+    @cached_property
     def text(self) -> bytes:
         values = {field.name: getattr(self, field.name) for field in fields(self)} | {"layout": _fields_of(self.layout)}
         return json.dumps(values, sort_keys=True).encode()
@@ -115,37 +118,25 @@ class Contents:
         head = len(self.text).to_bytes(4, "little") + self.text + sums.astype("<u4").tobytes()
         return MAGIC + len(head).to_bytes(4, "little") + _checksum(head).to_bytes(4, "little") + head
 
-    def read_head(self, path: Path, file: int) -> Sums:
-        """The checksums that a file holds, `[layers, units]`. Raises IntegrityError for a file that is not of these contents."""
-        self.check_size(path, file)
-        start = os.pread(file, HEAD_AT + self.head_nbytes, 0)
+    def read_head(self, place: str, start: bytes) -> Sums:
+        """The checksums that stand in the first `HEAD_AT + head_nbytes` bytes of a segment, `[layers, units]`. place: where it
+        is, for messages. Raises IntegrityError for one that is not of these contents."""
         head = start[HEAD_AT:]
         expected_start = MAGIC + self.head_nbytes.to_bytes(4, "little") + _checksum(head).to_bytes(4, "little")
         text = len(self.text).to_bytes(4, "little") + self.text
         if start[:HEAD_AT] != expected_start or not head.startswith(text):
-            raise corrupt(path, "its head is not what was written")
+            raise corrupt(place, "its head is not what was written")
         return np.frombuffer(head[len(text) :], "<u4").reshape(self.layers, self.units).astype(np.uint32)
 
     def digest(self, sums: Sums) -> str:
         """The SHA-256 of the head, hex: it names what the file holds."""
         return sha256(self.text + sums.astype("<u4").tobytes()).hexdigest()
 
-    def check_size(self, path: Path, file: int) -> None:
-        """Raises IntegrityError for an open file that is longer or shorter than it was written."""
-        size = os.fstat(file).st_size
-        if size != self.nbytes:
-            raise corrupt(path, f"it has {size:,} bytes of the {self.nbytes:,} that were written")
 
-    def of_version_in(self, file: int) -> "Contents":
-        """These contents in the version that an open file was written in."""
-        old = replace(self, version=1)
-        return old if os.pread(file, len(old.text), HEAD_AT + 4) == old.text else self
-
-
-def corrupt(path: Path, what: str) -> IntegrityError:
-    """The error for a file that is not as it was written."""
+def corrupt(place: str, what: str) -> IntegrityError:
+    """The error for a segment that is not as it was written. place: where it is."""
     return IntegrityError(
-        f"{path}, which holds a segment that was offloaded, was changed: {what}; nothing of it is used, so drop the contexts "
+        f"{place}, which holds a segment that was offloaded, was changed: {what}; nothing of it is used, so drop the contexts "
         "over it and import them anew, and check the disk"
     )
 

@@ -14,13 +14,16 @@ from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget
 from kvdb.storage.buffer_pool import BufferPool
 from kvdb.storage.cpu import CpuTier
-from kvdb.storage.disk import SegmentFolder
+from kvdb.storage.disk import DiskTier
+from kvdb.storage.home import Home
 from kvdb.storage.loader import Loader
 from kvdb.storage.paged import PagedTier
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.segment_folder import SegmentFolder
+from kvdb.storage.segment_store import SegmentStore
 from kvdb.storage.slabs import Slabs
 from kvdb.storage.slot import SlotLayout
 from kvdb.storage.store_folder import StoreFolder
+from kvdb.storage.stored_segment import StoredSegment
 from kvdb.storage.temporary_folder import TemporaryFolder
 from kvdb.storage.tier import Blocks
 from kvdb.types import ModelSpec, TierStats
@@ -36,17 +39,23 @@ CHECK_SECONDS = 0.01
 
 
 class Owners(NamedTuple):
-    """Everything that holds blocks: tables in main memory, files on disk, slots on the GPU by their layout (None without one)."""
+    """Everything that holds blocks: tables in main memory, what is stored on disk, slots on the GPU by their layout (None without
+    one)."""
 
     tables: Sequence[BlockTable]
-    files: Sequence[SegmentFile]
+    stored: Sequence[StoredSegment]
     slots: Mapping[SlotLayout, Sequence[Blocks]] | None = None
+
+
+def segment_store(home: Home) -> SegmentStore:
+    """The store for the segments of a database: files in its folder. home: is closed with it."""
+    return SegmentFolder(home)
 
 
 class BlockStore:
     """Makes block tables; specs whose blocks have the same size share a pool. Thread-safe.
 
-    folder: of a durable database, None for one that keeps nothing. disk: the files of segments in it, or in storage.disk_path;
+    folder: of a durable database, None for one that keeps nothing. disk: the segments in it, or in storage.disk_path;
     None without either. loader: loads segments from there. slabs: the tiers of the GPU, None without
     one. budget: the budget of main memory, for the CPU tiers and everything stored beside their blocks.
     """
@@ -57,7 +66,7 @@ class BlockStore:
         self._config = config
         self.folder = StoreFolder(Path(config.path)) if config.path else None
         home = self.folder or (TemporaryFolder(Path(config.disk_path)) if config.disk_path else None)
-        self.disk = None if home is None else SegmentFolder(home, config.disk_bytes_max)
+        self.disk = None if home is None else DiskTier(segment_store(home), config.disk_bytes_max)
         self.disk_bytes_max = config.disk_bytes_max
         self.slabs = None if gpu is None else Slabs(config, gpu)
         self.budget = CpuBudget(config.cpu_bytes_max)
@@ -154,7 +163,7 @@ class BlockStore:
         if self.slabs is not None:
             self.slabs.check_integrity(owners.slots)
         if self.disk is not None:
-            self.disk.check_integrity(owners.files)
+            self.disk.check_integrity(owners.stored)
 
     def _changes(self) -> int:
         return sum(part.changes for part in (*self._cpu_tiers(), self.slabs, self.disk) if part is not None)

@@ -3,7 +3,7 @@
     store.json      what the folder is: {"format": "kvdb store", "version": 3, "id": 32 hex digits}
     lock            holds the number of the process that has the store open
     catalog.db      what is stored; see `kvdb.catalog.catalog_file`
-    segments/       the files of segments; see `kvdb.storage.segment_file`
+    segments/       the files of segments; see `kvdb.storage.segment_folder`
 
 Only a folder that is empty, or has the store.json of a version that is known, is ever written to. A store of an older version
 becomes one of this when it is opened: its catalogue in one transaction, and then its label.
@@ -43,7 +43,7 @@ def unreadable(what: str, version: object) -> Unsupported:
 
 
 class StoreFolder:
-    """The folder of one store, which this process has locked; see `kvdb.storage.disk.Home`, whose path is that of the segments.
+    """The folder of one store, which this process has locked; see `kvdb.storage.home.Home`, whose path is that of the segments.
 
     catalog: the path of its catalogue.
     """

@@ -19,7 +19,7 @@ SUFFIX = ".segments"
 
 
 class TemporaryFolder:
-    """A new folder below a path that databases may share; see `kvdb.storage.disk.Home`.
+    """A new folder below a path that databases may share; see `kvdb.storage.home.Home`.
 
     It has a file with MARKER that is locked as long as its process lives. The files of dead processes are removed from folders
     with that marker; nothing else below the path is touched.

@@ -1,8 +1,11 @@
-"""The files of segments that were written without waiting for the disk."""
+"""Files that were written without waiting for the disk."""
 
+import os
+from pathlib import Path
+
+import kvdb.storage.direct_io as direct_io
 from kvdb.errors import Unavailable
 from kvdb.storage.home import Home
-from kvdb.storage.segment_file import SegmentFile
 
 
 class UnsyncedFiles:
@@ -10,15 +13,15 @@ class UnsyncedFiles:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._files: set[SegmentFile] = set()
+        self._paths: set[Path] = set()
         self._error: str | None = None
 
-    def add(self, file: SegmentFile) -> None:
-        self._files.add(file)
+    def add(self, path: Path) -> None:
+        self._paths.add(path)
 
-    def discard(self, file: SegmentFile) -> None:
+    def discard(self, path: Path) -> None:
         """Forget a file that goes."""
-        self._files.discard(file)
+        self._paths.discard(path)
 
     def sync(self) -> None:
         """Wait until every file has reached the disk. Raises Unavailable, and from then on always, because what failed once may
@@ -26,11 +29,21 @@ class UnsyncedFiles:
         try:
             if self._error is not None:
                 raise Unavailable(self._error)
-            for file in self._files:
-                file.sync()
-            if self._files:
+            for path in self._paths:
+                _sync(path)
+            if self._paths:
                 self._home.sync()
         except Unavailable as error:
             self._error = self._error or f"{error}; nothing that is to be durable is taken until the store is opened again"
             raise
-        self._files.clear()
+        self._paths.clear()
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file has reached the disk. Raises Unavailable; what was not written then may be lost, and waiting again would
+    not say so."""
+    try:
+        with direct_io.open_file(path, os.O_RDONLY, direct=False) as file:
+            direct_io.sync(file)
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be synced to the disk: {error.strerror}") from None

@@ -1,4 +1,6 @@
+#include <cerrno>
 #include <limits>
+#include <memory>
 
 #include "../pages/page_pool.h"
 #include "bind.h"
@@ -33,6 +35,34 @@ void check_extent(std::uint64_t begin, std::int64_t nbytes, std::int64_t unit_nb
     }
 }
 
+nb::object array_of(const std::vector<std::uint64_t>& values) {
+    using Array = nb::ndarray<nb::numpy, const std::uint64_t>;
+    return nb::cast(Array(values.data(), {values.size()}), nb::rv_policy::reference);
+}
+
+// The number and the message of an error of Python's, which may have no number.
+PageError page_error(nb::python_error& error) {
+    const nb::object number = nb::getattr(error.value(), "errno", nb::none());
+    int code = EIO;
+    nb::try_cast(number, code);
+    const nb::object text = nb::getattr(error.value(), "strerror", nb::none());
+    return {code, nb::str(text.is_none() ? error.value() : nb::handle(text)).c_str(), ""};
+}
+
+// Calls Python, from whatever thread brings pages in.
+ReadPages read_by(nb::object call) {
+    if (call.is_none()) return {};
+    return [call = std::make_shared<nb::object>(std::move(call))](const auto& offsets,
+                                                                  const auto& addresses) {
+        const nb::gil_scoped_acquire acquire;
+        try {
+            (*call)(array_of(offsets), array_of(addresses));
+        } catch (nb::python_error& error) {
+            throw page_error(error);
+        }
+    };
+}
+
 }  // namespace
 
 void bind_pages(nb::module_& m) {
@@ -47,7 +77,7 @@ void bind_pages(nb::module_& m) {
             [](LayerPages* self, PagePool& pool, std::uint64_t begin, std::int64_t nbytes,
                std::int64_t unit_nbytes, const std::string& file, std::int64_t file_nbytes,
                std::int64_t at, int layer, std::int64_t block_nbytes, std::int64_t sum_nbytes,
-               const SumsArray& sums) {
+               const SumsArray& sums, nb::object read) {
                 check_extent(begin, nbytes, unit_nbytes, at, sum_nbytes, block_nbytes, sums);
                 new (self) LayerPages(pool, begin, nbytes, unit_nbytes,
                                       {file,
@@ -56,10 +86,12 @@ void bind_pages(nb::module_& m) {
                                        layer,
                                        block_nbytes,
                                        sum_nbytes,
-                                       {sums.data(), sums.data() + sums.shape(0)}});
+                                       {sums.data(), sums.data() + sums.shape(0)},
+                                       read_by(std::move(read))});
             },
             "pool"_a, "begin"_a, "nbytes"_a, "unit_nbytes"_a, "file"_a, "file_nbytes"_a, "at"_a,
-            "layer"_a, "block_nbytes"_a, "sum_nbytes"_a, "sums"_a, nb::keep_alive<1, 2>())
+            "layer"_a, "block_nbytes"_a, "sum_nbytes"_a, "sums"_a, "read"_a = nb::none(),
+            nb::keep_alive<1, 2>())
         .def("pin", &LayerPages::pin)
         .def("unpin", &LayerPages::unpin)
         .def("take_all", &LayerPages::take_all, Unlocked())

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <system_error>
 
 #include "checksum.h"
@@ -189,8 +190,8 @@ void LayerPages::take(const std::vector<std::int32_t>& units) {
 // Reads and checks units that were taken; if that fails, all of them are absent again.
 void LayerPages::fill(const std::vector<std::int32_t>& units) {
     try {
-        const File file(place_.file);
-        file.check_size(place_.file, place_.file_nbytes);
+        std::optional<File> file;
+        if (!place_.read) file.emplace(place_.file).check_size(place_.file, place_.file_nbytes);
         const auto piece =
             static_cast<std::size_t>(std::max(kPieceBytes / unit_nbytes_, std::int64_t{1}));
         std::vector<std::uint64_t> offsets, addresses;
@@ -204,8 +205,12 @@ void LayerPages::fill(const std::vector<std::int32_t>& units) {
                     addresses.push_back(address_of(units[i]) + page);
                 }
             }
-            read_pages(file.number(), offsets.data(), addresses.data(),
-                       static_cast<std::int64_t>(offsets.size()), ReadWay::ring);
+            if (file) {
+                read_pages(file->number(), offsets.data(), addresses.data(),
+                           static_cast<std::int64_t>(offsets.size()), ReadWay::ring);
+            } else {
+                place_.read(offsets, addresses);
+            }
             check(units, begin, end);
         }
     } catch (...) {

@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -38,6 +39,10 @@ class PagePool {
     std::int64_t limit_ = 0, taken_ = 0;
 };
 
+// Fills pages of kFilePage bytes at these addresses from these offsets. Throws PageError.
+using ReadPages =
+    std::function<void(const std::vector<std::uint64_t>&, const std::vector<std::uint64_t>&)>;
+
 // Where the bytes of a layer stand in a file, and their checksums. A unit is what is read alone.
 struct LayerPlace {
     std::string file;
@@ -47,6 +52,7 @@ struct LayerPlace {
     std::int64_t block_nbytes;        //
     std::int64_t sum_nbytes;          // bytes that one checksum is of
     std::vector<std::uint32_t> sums;  // CRC-32C
+    ReadPages read = {};              // what reads it where `file` is only its name, or empty
 };
 
 // What searches of a layer had to wait for, since it was opened.

@@ -75,6 +75,7 @@ def test_the_end_of_the_process(durability, outlives, tmp_path):
             left._transport.check_integrity()
 
 
+@pytest.mark.needs_folder
 def test_what_waits_for_no_disk_is_synced_by_what_does(syncs, tmp_path):
     with connect(tmp_path) as db:
         syncs.names.clear()
@@ -86,6 +87,7 @@ def test_what_waits_for_no_disk_is_synced_by_what_does(syncs, tmp_path):
         assert syncs.names.index("0.segment") < len(syncs.names) - 1
 
 
+@pytest.mark.needs_folder
 def test_dropping_syncs_what_other_rows_name(syncs, tmp_path):
     """The transaction that drops one context carries the rows of all before it to the disk."""
     with connect(tmp_path) as db:
@@ -96,6 +98,7 @@ def test_dropping_syncs_what_other_rows_name(syncs, tmp_path):
         assert "0.segment" in syncs.names
 
 
+@pytest.mark.needs_folder
 def test_a_sync_that_failed_is_never_retried_into_a_success(syncs, tmp_path, caplog):
     with caplog.at_level(logging.ERROR, "kvdb"), connect(tmp_path) as db:
         put(db, DOC, "doc", "os")

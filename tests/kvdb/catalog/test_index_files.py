@@ -58,6 +58,7 @@ def files(tmp_path):
     return sorted(path.name for path in tmp_path.glob("segments/*.index"))
 
 
+@pytest.mark.needs_folder
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_restart_builds_nothing_anew(kind, settings, spec, make_kv, tmp_path, request):
     if registry.missing_library(kind):
@@ -114,6 +115,7 @@ def gone(path):
     path.unlink()
 
 
+@pytest.mark.needs_folder
 @pytest.mark.parametrize("fault", [change_a_bit, cut_short, of_another_layer, of_another_kind, gone])
 def test_a_file_with_a_fault_is_dropped_and_built_anew(fault, settings, spec, make_kv, tmp_path, caplog):
     kv = make_kv(spec, TOKENS)
@@ -132,6 +134,7 @@ def test_a_file_with_a_fault_is_dropped_and_built_anew(fault, settings, spec, ma
     assert len(files(tmp_path)) == 2 * spec.layers
 
 
+@pytest.mark.needs_folder
 def test_the_budget_of_indexes_holds_when_they_come_back(settings, spec, make_kv, tmp_path):
     kv = make_kv(spec, TOKENS)
     with database(config=settings) as engine:
@@ -145,6 +148,7 @@ def test_the_budget_of_indexes_holds_when_they_come_back(settings, spec, make_kv
     assert len(files(tmp_path)) == spec.layers
 
 
+@pytest.mark.needs_folder
 def test_indexes_make_room_on_disk_for_segments(settings, spec, make_kv, tmp_path):
     kv = make_kv(spec, TOKENS)
     with database(config=settings) as engine:
@@ -161,6 +165,7 @@ def test_indexes_make_room_on_disk_for_segments(settings, spec, make_kv, tmp_pat
         assert engine.build_index("other", "flat")[0].state == "ready", "in memory only"
 
 
+@pytest.mark.needs_folder
 @pytest.mark.parametrize("kind", ["flat", "coarse-bounds", "hnsw", "quantized"])
 @pytest.mark.parametrize("more", [0, -1])
 def test_they_never_take_more_of_the_disk_than_they_may(settings, spec, make_kv, tmp_path, kind, more):

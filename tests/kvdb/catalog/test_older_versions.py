@@ -53,12 +53,14 @@ def check_contents(folder):
                     assert relative_error(got, attention(query, k, v, SPEC.softmax_scale)[0]) < 1e-5
 
 
+@pytest.mark.needs_folder
 def test_an_older_store_is_upgraded_and_answers(store):
     for _ in range(2):
         check_contents(store)
         assert versions(store) == (3, 3)
 
 
+@pytest.mark.needs_folder
 def test_an_upgrade_that_was_cut_short_goes_on(store, tmp_path):
     label = (store / "store.json").read_bytes()
     check_contents(store)
@@ -78,6 +80,7 @@ def test_what_was_damaged_before_the_upgrade_stays_so(store):
                 db.get("doc")
 
 
+@pytest.mark.needs_folder
 def test_a_context_whose_life_was_damaged_is_kept_and_pinned(store, caplog):
     check_contents(store)
     with closing(sqlite3.connect(store / "catalog.db")) as catalog:

@@ -262,6 +262,7 @@ def own_store(tmp_path, documents):
     return tmp_path / "store", path
 
 
+@pytest.mark.needs_folder
 def test_a_byte_that_changes_in_the_middle_of_decoding_is_never_served(own_store, documents, right):
     folder, path = own_store
     extent = (path.stat().st_size - 4096) // SPEC.layers
@@ -280,6 +281,7 @@ def test_a_byte_that_changes_in_the_middle_of_decoding_is_never_served(own_store
         assert session.stats().tail_tokens == 0
 
 
+@pytest.mark.needs_folder
 def test_a_file_that_goes_away_is_unavailable_and_comes_back(own_store, documents, right):
     folder, path = own_store
     with store(folder, TWO_LAYERS) as (_, db):
@@ -319,6 +321,7 @@ def test_nothing_takes_the_room_of_what_is_still_being_read(stored, documents, r
     assert all(still_there)
 
 
+@pytest.mark.needs_folder
 def test_an_import_takes_the_room_of_what_nobody_reads(own_store, documents, make_kv):
     folder, _ = own_store
     with store(folder, TWO_LAYERS) as (engine, db):

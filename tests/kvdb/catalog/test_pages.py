@@ -157,6 +157,7 @@ def test_threads_that_search_one_context_get_the_same_bits(small, whole, kv):
     assert not wrong
 
 
+@pytest.mark.needs_folder
 def test_a_changed_byte_is_an_error_for_who_needs_its_page_alone(tmp_path, kv):
     asked = options("flat", kvdb.TopK(2))
     with store(tmp_path / "store") as (_, db):
@@ -188,6 +189,7 @@ def test_a_changed_byte_is_an_error_for_who_needs_its_page_alone(tmp_path, kv):
             assert (session.attention(2, kv.q[2][:, number : number + 1], options=asked) == expected).all()
 
 
+@pytest.mark.needs_folder
 def test_a_file_that_goes_away_is_unavailable_and_comes_back(tmp_path, kv):
     asked = options("flat", kvdb.TopK(2))
     with store(tmp_path / "store") as (_, db):

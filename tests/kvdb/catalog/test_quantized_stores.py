@@ -67,6 +67,7 @@ def test_one_context_may_lie_in_segments_of_several_formats(make_kv, tmp_path):
         assert same(doc.read([1]), [(k, v)])
 
 
+@pytest.mark.needs_folder
 def test_changed_bits_are_found(make_kv, tmp_path):
     kv = make_kv(SPEC, TOKENS)
     with opened(tmp_path, format="int8") as db:

@@ -17,7 +17,7 @@ from kvdb.database import Database
 from kvdb.errors import CapacityError, IntegrityError, NotFound, Unavailable, Unsupported
 from kvdb.server.serve import Server
 from kvdb.storage.loader import Loader
-from kvdb.storage.segment_file import SegmentFile
+from kvdb.storage.stored_segment import StoredSegment
 from tests.kvdb.catalog.offloading import ARENA, SPEC, answers, asked, change, held, opened, same, the_file
 from tests.waiting import until
 
@@ -55,7 +55,7 @@ class Gate:
         monkeypatch.setattr(Loader, "load", noted)
         self.reading = threading.Event()
         self._let = threading.Semaphore(0)
-        read_layer = SegmentFile.read_layer
+        read_layer = StoredSegment.read_layer
 
         def gated(file, layer, table):
             self.reading.set()
@@ -63,7 +63,7 @@ class Gate:
             self.read.append(layer)
             read_layer(file, layer, table)
 
-        monkeypatch.setattr(SegmentFile, "read_layer", gated)
+        monkeypatch.setattr(StoredSegment, "read_layer", gated)
 
     def let(self, layers):
         self._let.release(layers)
@@ -206,6 +206,7 @@ def test_who_opens_a_session_before_it_left_keeps_it_in_memory(databases, doc):
     assert held(engine, "cpu") > 0
 
 
+@pytest.mark.needs_folder
 def test_a_changed_byte_is_never_served(databases, doc, tmp_path, monkeypatch):
     engine, db = databases
     before = asked(db, doc)
@@ -230,6 +231,7 @@ def test_a_changed_byte_is_never_served(databases, doc, tmp_path, monkeypatch):
     assert same(asked(db, doc), before)
 
 
+@pytest.mark.needs_folder
 def test_a_file_that_was_cut_short_or_is_gone_is_a_typed_error(databases, doc, tmp_path):
     _, db = databases
     db.offload("doc")
@@ -245,6 +247,7 @@ def test_a_file_that_was_cut_short_or_is_gone_is_a_typed_error(databases, doc, t
     asked(db, doc)
 
 
+@pytest.mark.needs_folder
 def test_a_full_disk_leaves_the_segment_in_memory(databases, doc):
     engine, db = databases
     before = asked(db, doc)
@@ -261,6 +264,7 @@ def test_a_full_disk_leaves_the_segment_in_memory(databases, doc):
     assert db.offload("doc")
 
 
+@pytest.mark.needs_folder
 def test_an_offload_that_breaks_off_leaves_the_segment_in_memory(databases, doc, monkeypatch):
     engine, db = databases
     before = asked(db, doc)
@@ -295,6 +299,7 @@ def test_a_folder_that_cannot_be_used_is_said_at_the_start(tmp_path):
         Database(Config(storage=StorageConfig(disk_path=str(tmp_path / "file" / "folder"))))
 
 
+@pytest.mark.needs_folder
 def test_dropping_an_offloaded_context_removes_its_file(databases, doc, tmp_path, monkeypatch):
     engine, db = databases
     db.offload("doc")
@@ -360,6 +365,7 @@ def test_closing_while_a_session_waits_ends_the_waiting(tmp_path, make_kv, monke
     assert raised
 
 
+@pytest.mark.needs_folder
 def test_closing_waits_for_what_is_being_written(tmp_path, make_kv, monkeypatch):
     kv = make_kv(SPEC, 100)
     settling, settled, sync = threading.Event(), threading.Event(), os.fsync
@@ -384,6 +390,7 @@ def test_closing_waits_for_what_is_being_written(tmp_path, make_kv, monkeypatch)
         assert not closing.is_alive()
 
 
+@pytest.mark.needs_folder
 def test_a_server_offloads_and_says_what_was_changed(databases, doc, tmp_path):
     engine, db = databases
     server = Server(engine, ServerConfig(port=0))

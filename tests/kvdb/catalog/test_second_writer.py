@@ -50,6 +50,7 @@ def test_a_second_writer_makes_the_first_fail(no_locks, tmp_path):
         assert holds(db, OTHER)
 
 
+@pytest.mark.needs_folder
 def test_no_file_of_another_writer_is_written_over(no_locks, tmp_path):
     with connect(tmp_path) as first, connect(tmp_path) as second:
         no_locks(first)
@@ -81,6 +82,7 @@ def store_blend(db, tokens):
         session.store("blend")
 
 
+@pytest.mark.needs_folder
 @pytest.mark.parametrize("number", [0, 1])
 def test_another_segment_of_the_same_name_is_never_answered_from(number, tmp_path):
     """Its checksums are right, and its head is that of a file of this store, this number and this length."""

@@ -83,6 +83,7 @@ def no_text(_):
     return b"\xff" * 90
 
 
+@pytest.mark.needs_folder
 @pytest.mark.parametrize("change", [change_a_digit, of_another_segment, cut_short, nothing, no_text])
 def test_a_changed_file_is_dropped(change, settings, observed, tmp_path, caplog):
     path = tmp_path / "segments" / "0.statistics"

@@ -39,6 +39,7 @@ def test_contexts_are_there_when_the_store_is_opened_again(tmp_path):
             put(db, DOC, "doc")
 
 
+@pytest.mark.needs_folder
 def test_what_is_dropped_stays_so_and_its_space_comes_back(tmp_path):
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
@@ -69,6 +70,7 @@ def test_sessions_chunks_and_layouts_are_kept(tmp_path):
             assert session.reused == 340
 
 
+@pytest.mark.needs_folder
 def test_a_segment_that_is_open_outlives_its_context_and_leaves_no_file(tmp_path):
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
@@ -146,6 +148,7 @@ def test_a_spec_that_was_damaged_takes_its_contexts_with_it(tmp_path):
             db.indexes("doc")
 
 
+@pytest.mark.needs_folder
 def test_a_context_that_is_lost_is_told_and_its_blocks_are_kept(tmp_path, caplog):
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
@@ -155,6 +158,7 @@ def test_a_context_that_is_lost_is_told_and_its_blocks_are_kept(tmp_path, caplog
     assert len(list(tmp_path.glob("segments/*"))) == 1
 
 
+@pytest.mark.needs_folder
 @pytest.mark.parametrize("fault", ["gone", "cut", "longer"])
 def test_a_segment_that_is_not_whole_takes_its_contexts_with_it(tmp_path, fault):
     with connect(tmp_path) as db:
@@ -177,6 +181,7 @@ def test_a_segment_that_is_not_whole_takes_its_contexts_with_it(tmp_path, fault)
         assert holds(db, DOC)
 
 
+@pytest.mark.needs_folder
 def test_a_block_that_was_changed_is_never_read(tmp_path):
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
@@ -192,6 +197,7 @@ def test_a_block_that_was_changed_is_never_read(tmp_path):
         assert holds(db, DOC)
 
 
+@pytest.mark.needs_folder
 @pytest.mark.parametrize(
     ("content", "error", "told"),
     [
@@ -212,6 +218,7 @@ def test_a_store_without_its_catalogue_is_not_touched(tmp_path, content, error, 
     assert len(list(tmp_path.glob("segments/*"))) == 1
 
 
+@pytest.mark.needs_folder
 def test_tables_whose_columns_have_no_name_any_more_are_not_read(tmp_path):
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
@@ -253,6 +260,7 @@ def test_settings_that_do_not_fit_the_store_are_told(tmp_path):
         assert names(db) == ["doc"]
 
 
+@pytest.mark.needs_folder
 def test_a_full_store_takes_nothing_and_forgets_nothing(tmp_path):
     with connect(tmp_path, disk_bytes_max=200_000) as db:
         put(db, DOC, "doc")
@@ -269,6 +277,7 @@ def test_a_full_store_takes_nothing_and_forgets_nothing(tmp_path):
         assert holds(db, DOC[:50])
 
 
+@pytest.mark.needs_folder
 def test_a_catalogue_that_cannot_be_written_takes_nothing_more_until_it_is_opened_again(tmp_path):
     """No file may become as long as the log would for this spec, which is longer than its segment."""
     large = replace(SPEC, rope=kvdb.Rope(scaling=(("rope_type", "x" * 60_000),)))

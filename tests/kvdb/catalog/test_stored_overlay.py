@@ -79,6 +79,7 @@ def test_a_blend_without_recomputed_tokens_is_kept(tmp_path):
         assert same(answers(db), before)
 
 
+@pytest.mark.needs_folder
 def test_the_file_goes_with_its_context_even_while_sessions_stand_on_it(tmp_path):
     with connect(tmp_path) as db:
         before = blended(db)
@@ -90,6 +91,7 @@ def test_the_file_goes_with_its_context_even_while_sessions_stand_on_it(tmp_path
         db._transport.check_integrity()
 
 
+@pytest.mark.needs_folder
 def test_a_changed_file_is_never_answered_from(tmp_path):
     with connect(tmp_path) as db:
         blended(db)

@@ -8,12 +8,12 @@ import shutil
 import numpy as np
 import pytest
 
-import kvdb.storage.marks as marks
 from kvdb.__main__ import main
 from kvdb.catalog.catalog_file import CatalogFile
 from kvdb.errors import CapacityError, IntegrityError
 from kvdb.types import UnknownFile
 from tests.kvdb.catalog.test_stored_catalog import damage
+from tests.kvdb.storage.blocks import folder
 from tests.stores import connect, holds, names, put
 
 DOC, THIRD = np.arange(300) % 50, np.arange(20, 110) % 60
@@ -40,6 +40,7 @@ def restored(tmp_path):
     return store
 
 
+@pytest.mark.needs_folder
 def test_an_older_catalogue_removes_no_newer_segment(restored, tmp_path, caplog):
     for _ in range(3):
         with caplog.at_level(logging.WARNING), connect(restored) as db:
@@ -64,6 +65,7 @@ def test_a_newer_segment_is_not_written_over_either(restored, tmp_path):
         assert [file.name for file in db.unknown_files()] == ["2.segment"]  # of the third, which this catalogue does not know
 
 
+@pytest.mark.needs_folder
 def test_a_newer_segment_takes_room_until_gc_removes_it(restored, capsys):
     with connect(restored, disk_bytes_max=220_000) as db, pytest.raises(CapacityError, match="disk_bytes_max"):
         put(db, OTHER, "other")
@@ -94,6 +96,7 @@ def test_a_newer_catalogue_gives_its_contexts_to_the_older(restored, tmp_path, c
         db._transport.check_integrity()
 
 
+@pytest.mark.needs_folder
 def test_what_cannot_be_taken_in_is_said_and_left(restored, tmp_path, capsys):
     with connect(restored):
         assert main(["adopt", str(tmp_path / "newer.db"), "--store", str(restored)]) == 4  # the store is open
@@ -105,6 +108,7 @@ def test_what_cannot_be_taken_in_is_said_and_left(restored, tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.needs_folder
 def test_a_file_of_other_content_is_not_taken_for_an_adopted_one(restored, tmp_path):
     shutil.copy(restored / "segments" / "0.segment", restored / "segments" / "1.segment")
     assert main(["adopt", str(tmp_path / "newer.db"), "--store", str(restored)]) == 0
@@ -140,6 +144,7 @@ def around(tmp_path, monkeypatch):
     return watch
 
 
+@pytest.mark.needs_folder
 @pytest.mark.skipif(not hasattr(os, "setxattr"), reason="files cannot be marked here")
 @pytest.mark.parametrize(
     ("call", "before", "stored"),
@@ -156,7 +161,8 @@ def test_a_kill_around_a_transaction_leaves_no_file(around, call, before, stored
     with connect(left) as db:
         assert (names(db), db.unknown_files()) == (stored, [])
         assert len(list(left.glob("segments/*"))) == len(stored)
-    assert all(marks.read(path) == "" for path in tmp_path.glob("store/segments/*"))
+    store = folder(tmp_path / "store" / "segments")
+    assert not any(store.marked(key) for key in store.list())
 
 
 def test_a_file_is_kept_that_was_marked_after_the_catalogue_was_copied(around, tmp_path):
@@ -173,6 +179,7 @@ def test_a_file_is_kept_that_was_marked_after_the_catalogue_was_copied(around, t
             assert [file.name for file in db.unknown_files()] == ["1.segment", "2.segment"]
 
 
+@pytest.mark.needs_folder
 def test_what_is_in_memory_only_leaves_no_file(tmp_path):
     """Its segment has one, because it was offloaded, and no row."""
     with connect(tmp_path / "store") as db:
@@ -186,6 +193,7 @@ def test_what_is_in_memory_only_leaves_no_file(tmp_path):
         assert holds(db, OTHER)
 
 
+@pytest.mark.needs_folder
 def test_what_lies_beside_a_segment_shares_its_fate(restored):
     (restored / "segments" / "1.flat.0.index").write_bytes(b"of an unknown segment")
     (restored / "segments" / "7.flat.0.index").write_bytes(b"of none at all")
@@ -196,6 +204,7 @@ def test_what_lies_beside_a_segment_shares_its_fate(restored):
     assert not (restored / "segments" / ".8.segment").exists()
 
 
+@pytest.mark.needs_folder
 def test_nothing_is_removed_of_a_store_that_was_damaged(tmp_path):
     with connect(tmp_path) as db:
         put(db, DOC, "doc")

@@ -42,6 +42,7 @@ def store(tmp_path):
     return tmp_path / "store"
 
 
+@pytest.mark.needs_folder
 def test_a_full_disk_is_told_by_the_setting_of_the_store(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

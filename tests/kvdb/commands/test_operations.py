@@ -27,6 +27,7 @@ def free_ports():
         return one.getsockname()[1], other.getsockname()[1]
 
 
+@pytest.mark.needs_folder
 @pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"the commands need {', '.join(TOOLS)}")
 def test_ten_commands_lead_to_a_server_with_tls_and_two_tenants(tmp_path, monkeypatch, capfd):
     commands, later = (block.split("```")[0].strip().splitlines() for block in DOCUMENT.split("```sh\n")[1:])

@@ -58,6 +58,7 @@ def test_a_whole_store_is_as_it_was_written(run):
     assert run("verify", "none")[0] == 3
 
 
+@pytest.mark.needs_folder
 def test_one_wrong_byte_is_found_and_the_status_says_so(run, store):
     path = store / "segments" / "1.segment"
     content = bytearray(path.read_bytes())
@@ -84,6 +85,7 @@ def test_a_context_that_was_damaged_before_is_named(store, capsys):
     assert "'doc': as written" in said.out
 
 
+@pytest.mark.needs_folder
 def test_what_lies_beside_a_segment_is_checked_too(tmp_path):
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
@@ -92,6 +94,7 @@ def test_what_lies_beside_a_segment_is_checked_too(tmp_path):
         db.verify("doc")
 
 
+@pytest.mark.needs_folder
 def test_files_that_nobody_owns_are_found(tmp_path):
     with connect(tmp_path) as db:
         put(db, DOC, "doc")
@@ -102,6 +105,7 @@ def test_files_that_nobody_owns_are_found(tmp_path):
         (tmp_path / "segments" / "7.segment").unlink()
 
 
+@pytest.mark.needs_folder
 def test_a_backup_is_a_store(run, store, tmp_path):
     to = tmp_path / "backup"
     status, lines, _ = run("backup", str(to))
@@ -133,6 +137,7 @@ def flip(path):
         file.write(content)
 
 
+@pytest.mark.needs_folder
 def test_what_happens_to_a_backup_does_not_happen_to_the_store(run, tmp_path):
     assert run("backup", str(tmp_path / "backup"))[0] == 0
     for path in tmp_path.glob("backup/segments/*"):
@@ -141,6 +146,7 @@ def test_what_happens_to_a_backup_does_not_happen_to_the_store(run, tmp_path):
     assert run("verify", at=str(tmp_path / "backup"))[0] == 7
 
 
+@pytest.mark.needs_folder
 def test_hard_links_are_made_for_who_asks_for_them(run, store, tmp_path):
     status, lines, _ = run("backup", str(tmp_path / "backup"), "--hard-links")
     assert (status, "2 copied, 2 hard links" in lines[0]) == (0, True)
@@ -148,6 +154,7 @@ def test_hard_links_are_made_for_who_asks_for_them(run, store, tmp_path):
     assert (tmp_path / "backup" / "segments" / "0.segment").samefile(store / "segments" / "0.segment")
 
 
+@pytest.mark.needs_folder
 def test_a_backup_reads_what_it_wrote(run, store, tmp_path):
     flip(store / "segments" / "1.segment")
     status, _, said = run("backup", str(tmp_path / "backup"))
@@ -175,6 +182,7 @@ def test_a_server_takes_a_backup_to_an_absolute_path_only(store):
             server.stop(grace=0)
 
 
+@pytest.mark.needs_folder
 def test_a_backup_goes_on_while_contexts_come_and_go(tmp_path):
     """Whatever was there when it began is there in the copy, and whole, although it is dropped meanwhile."""
     with connect(tmp_path / "store") as db:
@@ -199,6 +207,7 @@ def test_a_backup_goes_on_while_contexts_come_and_go(tmp_path):
         db._transport.check_integrity()
 
 
+@pytest.mark.needs_folder
 def test_a_backup_that_fails_is_no_store(tmp_path, monkeypatch):
     with connect(tmp_path / "store") as db:
         put(db, DOC, "doc")

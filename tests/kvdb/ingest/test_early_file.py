@@ -50,6 +50,7 @@ def unfinished(folder):
     return path
 
 
+@pytest.mark.needs_folder
 def test_what_has_come_is_on_the_disk_before_the_end(db, tmp_path):
     writer = begun(db, DOC, "doc")
     k, v = kv_of(DOC)[0]
@@ -66,6 +67,7 @@ def test_what_has_come_is_on_the_disk_before_the_end(db, tmp_path):
         assert holds(again, OTHER)
 
 
+@pytest.mark.needs_folder
 def test_an_import_that_is_given_up_leaves_no_file(db, tmp_path):
     before = db._transport.tiers()
     for end in ("abort", "close"):
@@ -90,6 +92,7 @@ def test_a_name_that_was_taken_meanwhile_leaves_no_file(db, tmp_path):
     db._transport.check_integrity()
 
 
+@pytest.mark.needs_folder
 @pytest.mark.parametrize("durability", ["memory", "os"])
 def test_what_each_durability_writes_early(db, tmp_path, durability):
     writer = begun(db, DOC, "doc", layers=2, durability=durability)
@@ -100,6 +103,7 @@ def test_what_each_durability_writes_early(db, tmp_path, durability):
         assert holds(again, DOC)
 
 
+@pytest.mark.needs_folder
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, CapacityError), (errno.EIO, Unavailable)])
 def test_a_disk_that_fails_in_the_middle(db, tmp_path, monkeypatch, number, error):
     write, calls = os.pwritev, []
@@ -130,6 +134,7 @@ def test_a_budget_of_the_disk_that_is_too_small_is_said_with_the_first_blocks(tm
         db._transport.check_integrity()
 
 
+@pytest.mark.needs_folder
 def test_imports_at_the_same_time(db, tmp_path):
     texts = [(40 + step * np.arange(1, 201)) % 53 for step in (2, 3, 5)]
 
@@ -164,6 +169,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.needs_folder
 def test_a_process_that_is_killed_in_the_middle_leaves_what_was_there_before(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()

@@ -1,5 +1,6 @@
 """The pages of a layer come when they are asked for, checked, and go when others need the room."""
 
+import ctypes
 import errno
 import threading
 
@@ -119,3 +120,68 @@ def test_wrong_places_are_refused(tmp_path, begin, unit):
     pool, arena = _native.PagePool(), Arena(PAGES * PAGE, plain=True)
     with pytest.raises(ValueError, match="expected"):
         _native.LayerPages(pool, arena.address + begin, PAGES * PAGE, unit, "f", 1, 0, 0, PAGE, unit, np.zeros(PAGES, np.uint32))
+
+
+class Asked(Stored):
+    """The same in no file: whoever reads calls back."""
+
+    def open(self, number):
+        self.raises, self.calls = None, 0
+        starts = np.array([page.ctypes.data for page in self.data[number]], np.uint64)
+        sums = np.empty(PAGES, np.uint32)
+        _native.crc32c(starts, PAGE, sums)
+        place = "the store", self.data.nbytes, number * PAGES * PAGE, number, 2 * PAGE
+        return _native.LayerPages(self.pool, self.arenas[number].address, PAGES * PAGE, PAGE, *place, PAGE, sums, self.fill)
+
+    def fill(self, offsets, addresses):
+        assert offsets.dtype == addresses.dtype == np.uint64
+        self.calls += 1
+        if self.raises is not None:
+            raise self.raises
+        for offset, address in zip(offsets.tolist(), addresses.tolist(), strict=True):
+            ctypes.memmove(address, self.data.ctypes.data + offset, PAGE)
+
+
+def test_pages_of_what_is_no_file_are_called_for(tmp_path):
+    stored = Asked(tmp_path / "file", 2, 2 * PAGES)
+    wrong = []
+
+    def read(number):
+        for _ in range(20):
+            stored.pages[number].pin()
+            if not stored.read(number) or not stored.holds(number):
+                wrong.append(number)
+            stored.pages[number].unpin()
+            stored.pages[number].discard()
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert (wrong, stored.calls) == ([], 40)
+    stored.data[1, 3, 7] ^= 1
+    stored.pages[1].take_all()
+    with pytest.raises(OSError, match="block 1 of layer 1 does not match its checksum") as raised:
+        stored.pages[1].read()
+    assert (raised.value.errno, raised.value.filename) == (errno.EBADMSG, "the store")
+
+
+@pytest.mark.parametrize(
+    ("error", "number", "text"),
+    [
+        (OSError(errno.EBADMSG, "it was changed"), errno.EBADMSG, "it was changed"),
+        (ZeroDivisionError("a bug"), errno.EIO, "a bug"),
+    ],
+)
+def test_an_error_of_who_is_called_goes_on_without_a_name(tmp_path, error, number, text):
+    stored = Asked(tmp_path / "file", 1, PAGES)
+    stored.raises = error
+    stored.pages[0].take_all()
+    with pytest.raises(OSError, match=text) as raised:
+        stored.pages[0].read()
+    assert (raised.value.errno, raised.value.strerror, raised.value.filename) == (number, text, "")
+    assert stored.pool.nbytes == 0
+    stored.raises = None
+    assert stored.read(0)
+    assert stored.holds(0)

@@ -48,6 +48,7 @@ def the_file(folder):
     return path
 
 
+@pytest.mark.needs_folder
 def test_a_proof_comes_back_from_disk(engine, proven, tmp_path):
     assert searches(engine)
     for _ in range(2):
@@ -61,6 +62,7 @@ def test_a_proof_comes_back_from_disk(engine, proven, tmp_path):
     assert not list(tmp_path.glob("*/*.evidence"))
 
 
+@pytest.mark.needs_folder
 def test_it_is_seen_while_it_is_on_disk(engine, proven, tmp_path):
     (before,) = engine.statistics("doc").segments
     engine.offload("doc")
@@ -71,6 +73,7 @@ def test_it_is_seen_while_it_is_on_disk(engine, proven, tmp_path):
     assert the_file(tmp_path).exists()
 
 
+@pytest.mark.needs_folder
 def test_a_session_that_still_stands_on_it_keeps_it_in_memory(engine, proven, tmp_path):
     with opened(engine) as session:
         assert engine.offload("doc") == 0
@@ -91,6 +94,7 @@ def of_another_spec(path):
     path.write_bytes(body + evidence_file.SUM.pack(evidence_file._checksum(body)))
 
 
+@pytest.mark.needs_folder
 @pytest.mark.parametrize(
     ("damage", "told"),
     [(cut_short, "of the .* that were written"), (of_another_spec, "is of spec"), (lambda path: path.unlink(), "cannot be read")],
@@ -107,6 +111,7 @@ def test_what_is_not_what_was_put_away_is_dropped_with_one_line(engine, proven, 
     assert not list(tmp_path.glob("*/*.evidence"))
 
 
+@pytest.mark.needs_folder
 def test_where_it_cannot_be_written_it_stays_in_memory(engine, proven, monkeypatch, caplog):
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""Tables of random tokens, and files of them."""
+"""Tables of random tokens, and stored segments of them."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,8 +8,10 @@ from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget
 from kvdb.storage.cpu import CpuTier
+from kvdb.storage.segment_folder import SegmentFolder
 from kvdb.storage.segment_head import Contents
 from kvdb.storage.segment_writing import SegmentWriting
+from kvdb.storage.stored_segment import StoredSegment
 from kvdb.types import DTYPES
 
 PAGES = BlockLayout("bfloat16", kv_heads=2, head_dim=64, block_size=16)
@@ -18,10 +20,38 @@ CRUMBS = BlockLayout("float32", kv_heads=2, head_dim=8, block_size=3)
 """Blocks of 384 bytes, which are not."""
 
 
-def write(path, contents, tables):
-    """A file of these tables, one a layer."""
+class Home:
+    """A folder of nobody."""
+
+    key, setting = "a", "storage.path"
+
+    def __init__(self, path):
+        self.path = path
+
+    def sync(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def folder(path):
+    """The store of files in a folder."""
+    return SegmentFolder(Home(path))
+
+
+def writing(store, key, contents, threads):
+    """A segment that is begun in a store."""
+    return SegmentWriting(key, contents, store.begin(key, contents.nbytes, whole_pages=contents.direct), threads)
+
+
+def write(store, key, contents, tables, synced=True):
+    """A stored segment of these tables, one a layer."""
     with ThreadPoolExecutor(2) as threads:
-        return SegmentWriting(path, contents, threads, "storage.path").finish(tables, synced=True)
+        digest = writing(store, key, contents, threads).finish(tables, "", synced=synced)
+    stored = StoredSegment(store, key, contents, digest)
+    stored.check_head()
+    return stored
 
 
 class Stored:
@@ -51,7 +81,8 @@ class Stored:
         return Contents(key, "digest", self.layout, self.layers, self.tokens)
 
     def write(self, path):
-        return write(path, self.contents(), self.tables)
+        """The segment as a file."""
+        return write(folder(path.parent), path.name, self.contents(), self.tables)
 
     def empty(self):
         """Tables with blocks of remains, to read into."""

@@ -26,7 +26,8 @@ class Paged:
         self.budget = CpuBudget(int(room * LAYER_NBYTES))
         self.pool = BufferPool(self.budget)
         self.home = CpuTier(PAGES.nbytes, 1 << 20, self.budget)
-        self.file = self.stored.write(folder / f"{id(self)}.segment")
+        self.path = folder / f"{id(self)}.segment"
+        self.file = self.stored.write(self.path)
         self.segments = []
 
     def segment(self):
@@ -130,7 +131,7 @@ def test_who_waits_is_told_that_the_pool_ends(paged):
 
 
 def test_a_layer_that_cannot_be_read_takes_no_memory_and_is_tried_again(paged):
-    segment, path = paged.segment(), paged.file.path
+    segment, path = paged.segment(), paged.path
     good = path.read_bytes()
     path.write_bytes(good[:-100] + b"x" * 100)
     told = []

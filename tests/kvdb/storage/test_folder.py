@@ -9,7 +9,8 @@ from contextlib import suppress
 import pytest
 
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
-from kvdb.storage.disk import SegmentFolder
+from kvdb.storage.disk import DiskTier
+from kvdb.storage.segment_folder import SegmentFolder
 from kvdb.storage.temporary_folder import MARKER, TemporaryFolder
 from tests.kvdb.storage.blocks import CRUMBS, PAGES, Stored
 from tests.racing import race
@@ -27,7 +28,7 @@ def write(folder, stored):
 
 
 def test_files_are_counted_by_the_size_of_their_blocks_and_go_when_removed(tmp_path, stored):
-    folder, crumbs = SegmentFolder(TemporaryFolder(tmp_path / "new" / "folder"), None), Stored(CRUMBS)
+    folder, crumbs = DiskTier(SegmentFolder(TemporaryFolder(tmp_path / "new" / "folder")), None), Stored(CRUMBS)
     files = [write(folder, stored), write(folder, stored), write(folder, crumbs)]
     folder.check_integrity(files)
     small, large = folder.stats()
@@ -44,7 +45,7 @@ def test_files_are_counted_by_the_size_of_their_blocks_and_go_when_removed(tmp_p
 
 
 def test_what_is_kept_beside_a_file_is_counted_and_goes_with_it(tmp_path, stored):
-    folder = SegmentFolder(TemporaryFolder(tmp_path), stored.contents("x" * 30).nbytes + 100)
+    folder = DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), stored.contents("x" * 30).nbytes + 100)
     file = write(folder, stored)
     assert folder.read_beside(file, ".evidence") is None
     for content in (b"a" * 100, b"b" * 60):
@@ -56,11 +57,11 @@ def test_what_is_kept_beside_a_file_is_counted_and_goes_with_it(tmp_path, stored
         folder.write_beside(file, ".evidence", b"c" * 101)
     assert (folder.read_beside(file, ".evidence"), folder.nbytes) == (None, file.nbytes)
     folder.write_beside(file, ".evidence", b"d")
-    next(folder.path.glob("*.evidence")).write_bytes(b"")
+    next(folder.store.path.glob("*.evidence")).write_bytes(b"")
     with pytest.raises(IntegrityError, match="that are not the 2 that were written"):
         folder.check_integrity([file])
     folder.remove(file)
-    assert (folder.nbytes, [path.name for path in folder.path.iterdir()]) == (0, ["lock"])
+    assert (folder.nbytes, [path.name for path in folder.store.path.iterdir()]) == (0, ["lock"])
     with pytest.raises(Unavailable, match="was removed"):
         folder.write_beside(file, ".evidence", b"e")
     file = write(folder, stored)
@@ -71,7 +72,7 @@ def test_what_is_kept_beside_a_file_is_counted_and_goes_with_it(tmp_path, stored
 
 def test_a_spent_budget_is_a_typed_error_and_writes_nothing(tmp_path, stored):
     nbytes = stored.contents("x" * 30).nbytes
-    folder = SegmentFolder(TemporaryFolder(tmp_path), 2 * nbytes)
+    folder = DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), 2 * nbytes)
     first, second = write(folder, stored), write(folder, stored)
     with pytest.raises(CapacityError, match=f"storage.disk_bytes_max={2 * nbytes}; drop contexts"):
         write(folder, stored)
@@ -82,7 +83,7 @@ def test_a_spent_budget_is_a_typed_error_and_writes_nothing(tmp_path, stored):
 
 
 def test_a_write_that_fails_takes_nothing_of_the_budget(tmp_path, stored, monkeypatch):
-    folder = SegmentFolder(TemporaryFolder(tmp_path), None)
+    folder = DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), None)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -97,11 +98,11 @@ def test_a_write_that_fails_takes_nothing_of_the_budget(tmp_path, stored, monkey
 
 def test_files_are_right_at_every_moment_of_their_being_written(tmp_path, stored, monkeypatch):
     """Also where the folder is looked at for as long as a large file takes."""
-    folder, looks = SegmentFolder(TemporaryFolder(tmp_path), None), []
+    folder, looks = DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), None), []
 
     def look(*_):
         folder.check_integrity([])
-        looks.append(len(list(folder.path.glob("*.segment"))))
+        looks.append(len(list(folder.store.path.glob("*.segment"))))
 
     with monkeypatch.context() as patch:
         for what in ("fsync", "rename"):
@@ -113,7 +114,7 @@ def test_files_are_right_at_every_moment_of_their_being_written(tmp_path, stored
 
 
 def test_files_are_looked_at_while_others_come_and_go(tmp_path, stored):
-    folder = SegmentFolder(TemporaryFolder(tmp_path), None)
+    folder = DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), None)
 
     def look():
         with suppress(IntegrityError):  # an owner may have left its place, and not yet removed its file
@@ -126,28 +127,28 @@ def test_files_are_looked_at_while_others_come_and_go(tmp_path, stored):
 
 def test_a_folder_is_closed_while_it_is_looked_at(tmp_path, stored):
     for _ in range(20):
-        folder = SegmentFolder(TemporaryFolder(tmp_path), None)
+        folder = DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), None)
         files = [write(folder, stored) for _ in range(3)]
         race(lambda folder=folder, files=files: folder.check_integrity(files), folder.close, seconds=0)
 
 
 def test_files_that_nobody_owns_or_that_are_missing_are_found(tmp_path, stored):
-    folder = SegmentFolder(TemporaryFolder(tmp_path), None)
+    folder = DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), None)
     file = write(folder, stored)
     with pytest.raises(IntegrityError, match="segments own 0 files, and 1 are known"):
         folder.check_integrity([])
     with pytest.raises(IntegrityError, match="segments own 2 files"):
         folder.check_integrity([file, file])
-    file.unlink()
+    (folder.store.path / file.key).unlink()
     with pytest.raises(IntegrityError, match="holds 0 files that are not the 1"):
         folder.check_integrity([file])
     folder.close()
 
 
 def test_closing_leaves_nothing_behind(tmp_path, stored):
-    folder = SegmentFolder(TemporaryFolder(tmp_path), None)
+    folder = DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), None)
     write(folder, stored)
-    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert folder.store.path.stat().st_mode & 0o777 == 0o700
     folder.close()
     folder.close()
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
@@ -156,13 +157,14 @@ def test_closing_leaves_nothing_behind(tmp_path, stored):
 OTHER = """
 import sys
 from pathlib import Path
-from kvdb.storage.disk import SegmentFolder
+from kvdb.storage.disk import DiskTier
+from kvdb.storage.segment_folder import SegmentFolder
 from kvdb.storage.temporary_folder import MARKER, TemporaryFolder
 from tests.kvdb.storage.blocks import Stored
 stored = Stored()
-folder = SegmentFolder(TemporaryFolder(Path(sys.argv[1])), None)
+folder = DiskTier(SegmentFolder(TemporaryFolder(Path(sys.argv[1]))), None)
 folder.write("digest", stored.layout, stored.tokens, stored.tables)
-print(folder.path, flush=True)
+print(folder.store.path, flush=True)
 sys.stdin.read()
 """
 
@@ -172,13 +174,13 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_uses_stays(tmp_pa
         [sys.executable, "-c", OTHER, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
     ) as other:
         theirs = other.stdout.readline().strip()
-        first = SegmentFolder(TemporaryFolder(tmp_path), None)
+        first = DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), None)
         assert sorted(os.listdir(theirs)) == ["0.segment", "lock"]
         other.send_signal(signal.SIGKILL)
         other.wait()
-        second = SegmentFolder(TemporaryFolder(tmp_path), None)
+        second = DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), None)
         assert not os.path.exists(theirs)
-        assert first.path.exists()
+        assert first.store.path.exists()
         first.close()
         second.close()
 
@@ -207,9 +209,9 @@ def test_what_others_keep_there_is_left_alone(tmp_path, stored):
     (tmp_path / "link.segments").symlink_to(marked)
     (tmp_path / "file.segments").write_text("a file")
     before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
-    folder = SegmentFolder(TemporaryFolder(tmp_path), None)
+    folder = DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), None)
     write(folder, stored)
-    own = folder.path / "notes.txt"
+    own = folder.store.path / "notes.txt"
     own.write_text("a file of somebody's in the folder of a database")
     folder.close()
     after = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
@@ -225,7 +227,7 @@ def test_a_folder_left_by_a_dead_database_is_cleared_by_its_marker(tmp_path):
     (dead / "0.segment").write_text("what it wrote")
     (dead / ".1.segment").write_text("what it was writing")
     (dead / "lock").write_bytes(MARKER)
-    SegmentFolder(TemporaryFolder(tmp_path), None).close()
+    DiskTier(SegmentFolder(TemporaryFolder(tmp_path)), None).close()
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 

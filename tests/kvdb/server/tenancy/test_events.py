@@ -173,6 +173,7 @@ def measured(server):
     return {(sample.name, *sorted(sample.labels.values())): sample.value for family in families for sample in family.samples}
 
 
+@pytest.mark.needs_folder
 @pytest.mark.parametrize(
     ("act", "names"),
     [
@@ -213,6 +214,7 @@ def test_a_session_that_expires_says_whose_it_was(served, spec):
     assert event.origin.tenant == "acme"
 
 
+@pytest.mark.needs_folder
 def test_a_changed_file_is_told(served, spec, make_kv, tmp_path):
     db, told, _ = served
     db.transport_disk = tmp_path / "disk"

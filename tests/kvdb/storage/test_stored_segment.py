@@ -17,9 +17,9 @@ import pytest
 
 import kvdb.storage.segment_head as segment_head
 from kvdb.errors import CapacityError, IntegrityError, Unavailable
-from kvdb.storage.segment_file import SegmentFile
 from kvdb.storage.segment_head import Contents
-from tests.kvdb.storage.blocks import CRUMBS, PAGES, Stored, write
+from kvdb.storage.stored_segment import StoredSegment
+from tests.kvdb.storage.blocks import CRUMBS, PAGES, Stored, folder, write
 
 ROOT_READS_ALL = os.geteuid() == 0
 
@@ -43,7 +43,7 @@ def test_layers_come_back_in_any_order_as_they_were(tmp_path, layout, tokens):
     for layer in (2, 0, 1):
         file.read_layer(layer, tables[layer])
         assert stored.holds(tables[layer], layer)
-    assert file.nbytes == file.path.stat().st_size
+    assert file.nbytes == (tmp_path / "0.segment").stat().st_size
     stored.close()
 
 
@@ -98,25 +98,25 @@ def test_a_call_that_moves_less_than_asked_goes_on(tmp_path, monkeypatch):
 
 def test_nothing_of_other_segments_goes_to_the_disk(tmp_path):
     stored = Stored(CRUMBS, tokens=2, dirty=True)  # one of the three places of each block stays free
-    file = stored.write(tmp_path / "0.segment")
-    assert np.float32(7).tobytes() not in file.path.read_bytes()
+    stored.write(tmp_path / "0.segment")
+    assert np.float32(7).tobytes() not in (tmp_path / "0.segment").read_bytes()
     stored.close()
 
 
 def test_every_changed_byte_is_found_or_harmless(tmp_path, stored):
     """Every byte of a block and of the head is summed; what fills up extents is read by nobody."""
     file = stored.write(tmp_path / "0.segment")
-    good = file.path.read_bytes()
+    good = (tmp_path / "0.segment").read_bytes()
     rng = np.random.default_rng(1)
     contents, table = file.contents, stored.empty()[0]
     in_head = rng.integers(0, segment_head.HEAD_AT + contents.head_nbytes, 40).tolist()
     data = contents.blocks * contents.layout.nbytes
     in_layer = (contents.extents_at + contents.extent_nbytes + rng.integers(0, data, 40)).tolist()
     for at in [0, 8, 12, 16, *in_head, contents.extents_at + contents.extent_nbytes, *in_layer]:
-        file.path.write_bytes(good[:at] + bytes([good[at] ^ 1 << int(rng.integers(8))]) + good[at + 1 :])
+        (tmp_path / "0.segment").write_bytes(good[:at] + bytes([good[at] ^ 1 << int(rng.integers(8))]) + good[at + 1 :])
         if at < contents.extents_at:
             with pytest.raises(IntegrityError, match="its head is not what was written"):
-                SegmentFile(file.path, contents).read_layer(1, table)
+                StoredSegment(folder(tmp_path), "0.segment", contents).read_layer(1, table)
             file.read_layer(1, table)
             assert stored.holds(table, 1)
         else:
@@ -131,19 +131,19 @@ def test_a_file_that_was_cut_short_or_has_grown_is_found(tmp_path, stored):
     file = stored.write(tmp_path / "0.segment")
     table = stored.empty()[0]
     for size in (file.nbytes - 1, file.nbytes // 2, 0, file.nbytes + 1):
-        os.truncate(file.path, size)
+        os.truncate(tmp_path / "0.segment", size)
         with pytest.raises(IntegrityError, match=f"it has {size:,} bytes"):
             file.read_layer(0, table)
         with pytest.raises(IntegrityError, match="bytes of the"):
-            SegmentFile(file.path, file.contents).read_layer(0, table)
+            StoredSegment(folder(tmp_path), "0.segment", file.contents).read_layer(0, table)
 
 
 def test_a_file_of_version_1_has_a_checksum_for_each_block(tmp_path, stored):
     old = replace(stored.contents(), version=1)
     assert old.units == old.blocks
     path = tmp_path / "0.segment"
-    write(path, old, stored.tables)
-    file = SegmentFile.adopt(path, stored.contents())
+    write(folder(tmp_path), "0.segment", old, stored.tables)
+    file = StoredSegment.adopt(folder(tmp_path), "0.segment", stored.contents())
     assert file.contents == old
     table = stored.empty()[0]
     file.read_layer(1, table)
@@ -152,32 +152,34 @@ def test_a_file_of_version_1_has_a_checksum_for_each_block(tmp_path, stored):
     damaged[old.extents_at + 1] ^= 4
     path.write_bytes(damaged)
     with pytest.raises(IntegrityError, match="block"):
-        SegmentFile.adopt(path, stored.contents()).verify()
+        StoredSegment.adopt(folder(tmp_path), "0.segment", stored.contents()).verify()
 
 
 def test_a_page_has_a_checksum_of_its_own_where_blocks_are_whole_pages(tmp_path):
     stored = Stored(PAGES)
     contents = stored.write(tmp_path / "0.segment").contents
     assert contents.units == contents.extent_nbytes // mmap.PAGESIZE
-    assert SegmentFile.adopt(tmp_path / "0.segment", contents).contents == contents
+    assert StoredSegment.adopt(folder(tmp_path), "0.segment", contents).contents == contents
     stored.close()
 
 
 def test_a_file_is_not_taken_for_another(tmp_path, stored):
-    file = stored.write(tmp_path / "0.segment")
+    stored.write(tmp_path / "0.segment")
     for other in (
         Contents("a/1.segment", "digest", stored.layout, stored.layers, stored.tokens),
         Contents("a/0.segment", "another", stored.layout, stored.layers, stored.tokens),
     ):
         with pytest.raises(IntegrityError):
-            SegmentFile(file.path, other).read_layer(0, stored.empty()[0])
+            StoredSegment(folder(tmp_path), "0.segment", other).read_layer(0, stored.empty()[0])
 
 
 def test_layers_that_changed_places_are_found(tmp_path, stored):
     file = stored.write(tmp_path / "0.segment")
     at, size = file.contents.extents_at, file.contents.extent_nbytes
-    good = file.path.read_bytes()
-    file.path.write_bytes(good[:at] + good[at + size : at + 2 * size] + good[at : at + size] + good[at + 2 * size :])
+    good = (tmp_path / "0.segment").read_bytes()
+    (tmp_path / "0.segment").write_bytes(
+        good[:at] + good[at + size : at + 2 * size] + good[at : at + size] + good[at + 2 * size :]
+    )
     with pytest.raises(IntegrityError, match="block 0 of layer 0"):
         file.read_layer(0, stored.empty()[0])
 
@@ -187,8 +189,7 @@ def test_a_file_that_is_gone_or_cannot_be_read_is_a_typed_error(tmp_path, stored
     monkeypatch.setattr(os, "preadv", fails(errno.EIO))
     with pytest.raises(Unavailable, match="cannot be read: Input/output error; make it readable again"):
         file.read_layer(0, stored.empty()[0])
-    file.unlink()
-    file.unlink()
+    (tmp_path / "0.segment").unlink()
     with pytest.raises(Unavailable, match="No such file"):
         file.read_layer(0, stored.empty()[0])
 
@@ -290,7 +291,7 @@ def test_what_is_written_and_read_does_not_stay_in_the_page_cache(tmp_path):
     for layer, table in enumerate(stored.empty()):
         file.read_layer(layer, table)
     assert file.nbytes > 300 * mmap.PAGESIZE
-    assert cached(file.path) < 40  # those of the head, and what the system read ahead with it
+    assert cached(tmp_path / "0.segment") < 40  # those of the head, and what the system read ahead with it
     stored.close()
 
 
