@@ -26,6 +26,9 @@ from kvdb.storage.paged_segment import pinned
 from kvdb.types import Array, ModelSpec
 from query_optimizer.query_options import QueryOptions
 
+ALONE = nullcontext()
+"""The context of a session that is asked alone."""
+
 
 class SteppingSession(Protocol):
     """What a step needs of a session; see `kvdb.session.state.SessionState`."""
@@ -151,7 +154,7 @@ def _rows(sessions: Sessions, layer: int, options: QueryOptions) -> list[Row]:
 
 def _numbered(i: int, rows: Sequence[object]) -> AbstractContextManager[None]:
     """Make an error say which of several sessions it is about."""
-    return validate.numbered(i) if len(rows) > 1 else nullcontext()
+    return validate.numbered(i) if len(rows) > 1 else ALONE
 
 
 @contextmanager
@@ -171,8 +174,9 @@ def _answered(rows: Sequence[Row], q: Sequence[Array]) -> list[Array]:
     """Answer the queries of the last tokens, at least one, by a plan of each session."""
     n = q[0].shape[1]
     prepared = [layer.prepare(one, options) for one, (_, layer, options) in zip(q, rows, strict=True)]
-    launched = _launched(rows, prepared, q)
-    out = _answered_exactly(rows, prepared, q) if len(rows) > 1 and n == 1 else {}
+    several = len(rows) > 1 and n == 1
+    launched = _launched(rows, prepared, q) if several else {}
+    out = _answered_exactly(rows, prepared, q) if several else {}
     for i, (_, layer, options) in enumerate(rows):
         if i not in out:
             out[i], stats = layer.answer_prepared(prepared[i], q[i], options, launched.get(i))
@@ -207,7 +211,7 @@ def _launched(rows: Sequence[Row], prepared: Sequence[Prepared], q: Sequence[Arr
     """The answers of the GPU that are under way, by the numbers of their sessions; launched together, before the CPU begins."""
     by_device = {i: plan.partition.device for i, plan in enumerate(prepared) if plan.partition.device is not None}
     gpu = rows[0].layer.planner.gpu
-    if gpu is None or len(by_device) < 2 or q[0].shape[1] != 1:
+    if gpu is None or len(by_device) < 2:
         return {}
     try:
         asked = np.stack([q[i][:, 0] for i in by_device])
