@@ -142,8 +142,7 @@ class RemoteSession:
             return joined([writable(self._decode(request)) for request in requests])
 
     def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32:
-        """Measure how far fresh KV is from stored KV; see `kvdb.session.state.SessionState.deviation`, whose
-        errors it raises."""
+        """How far fresh KV is from stored KV; see `kvdb.session.state.SessionState.deviation`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
             validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)
