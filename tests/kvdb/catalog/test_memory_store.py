@@ -51,7 +51,7 @@ def test_a_store_is_opened_again_and_read_page_by_page(tmp_path, monkeypatch):
         kept = segments(engine).list()
     assert sorted(kept) == ["0.flat.0.index", "0.flat.1.index", "0.flat.2.index", "0.flat.3.index", "0.segment"]
     with opened(path=str(tmp_path / "store"), cpu_bytes_max=BUDGET) as (engine, db):
-        assert engine.check("doc").nbytes == sum(kept.values())
+        assert engine.verify("doc").nbytes == sum(kept.values())
         session = db.create_session(SPEC, kv.tokens)
         assert session.reused == TOKENS
         for layer, expected in enumerate(right):
