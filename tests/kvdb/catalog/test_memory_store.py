@@ -64,14 +64,13 @@ def test_a_store_is_opened_again_and_read_page_by_page(tmp_path, monkeypatch):
         good, store.objects["0.segment"] = store.objects["0.segment"], content
         with pytest.raises(IntegrityError, match="layer 3 does not match its checksum"):
             db.verify("doc")
-        with (
-            db.create_session(SPEC, kv.tokens) as session,
-            pytest.raises(IntegrityError, match="layer 3 does not match its checksum"),
-        ):
-            session.attention(3, kv.q[3][:, :1], retrieval=kvdb.Exact())
+        with db.create_session(SPEC, kv.tokens) as session:
+            session.attention(0, kv.q[0][:, :1], retrieval=kvdb.Exact())  # and layer 1 is read ahead: the others go
+            with pytest.raises(IntegrityError, match="layer 3 does not match its checksum"):
+                session.attention(3, kv.q[3][:, :1], retrieval=kvdb.Exact())
         store.objects["0.segment"] = good
         with monkeypatch.context() as patch, db.create_session(SPEC, kv.tokens) as session:
-            session.attention(0, kv.q[0][:, :1], retrieval=kvdb.Exact())  # and layer 1 is read ahead: the others go
+            session.attention(0, kv.q[0][:, :1], retrieval=kvdb.Exact())
             patch.setattr(store, "open", unavailable)
             for retrieval in (kvdb.Exact(), kvdb.TopK(8)):
                 with pytest.raises(Unavailable, match="^the store does not answer; try again$"):

@@ -57,10 +57,8 @@ message CountTokensReply {
 """
     },
     "kvdb/commands/ls.py": {
-        '    what = "forget contexts"': """\
-    parser = commands.add_parser("count-tokens", help="count the tokens of contexts")
-    add_contexts(parser)
-    parser.set_defaults(run=_count)
+        '    parser = add_command(commands, "drop"': """\
+    add_contexts(add_command(commands, "count-tokens", "count the tokens of contexts", _count))
 """,
         "def _list(given": """\
 def _count(given: argparse.Namespace) -> int:
