@@ -136,7 +136,7 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
             bound,
         )
         (result,) = made.run(q, [0], observed, table, counts, out, logs, observed, observed)
-        made.observations(result, None if result.end == native.StepEnd.answered else logs[0, 0], logs[0, 1][:, None])
+        made.observations(result, None if result.end == native.StepEnd.answered else logs[0, 0][:, None], logs[0, 1][:, None])
         [native.StepResult.found(result, i) for i in range(result.searches)]
         native.StepResult.signs(result)
         native.StepResult.unlike(result)
