@@ -178,7 +178,7 @@ class DiskTier:
                 return None
             content = self.store.get(beside(segment.key, suffix))
             if content is None:
-                raise Unavailable(f"{self.store.where}/{beside(segment.key, suffix)} is gone")
+                raise Unavailable(f"{self.store.where}/{beside(segment.key, suffix)} cannot be read: it is gone")
             return content
 
     def local_beside(self, segment: StoredSegment, suffix: str) -> AbstractContextManager[Path]:

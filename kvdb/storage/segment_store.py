@@ -166,7 +166,7 @@ def _scratch(place: str) -> Iterator[Path]:
 
 def missing(where: str, key: str) -> NotFound:
     """The error for an object that is wanted as a file, and is not there."""
-    return NotFound(f"{where}/{key} is gone; nothing stands on it any more that can be used")
+    return NotFound(f"{where}/{key} cannot be read: it is gone")
 
 
 def unreadable(place: str, why: str) -> Unavailable:

@@ -16,6 +16,8 @@ from tests.fault import every_call, flips, kill, limits, mistakes, no_room, page
 from tests.fault.power import NoLoopMounts
 from tests.stores import connect, holds, put
 
+pytestmark = pytest.mark.needs_folder  # other processes, disks and whoever copies files
+
 
 @pytest.mark.parametrize(
     ("durability", "limits", "kills"),
