@@ -140,6 +140,7 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
         [native.StepResult.found(result, i) for i in range(result.searches)]
         native.StepResult.signs(result)
         native.StepResult.unlike(result)
+        native.StepResult.given_up(result)
 
     begin, end = sorted(rng.integers(0, tokens + 1, 2).tolist())
     grows, logs = int(rng.integers(-1, blocks + 1)), np.zeros((1, 3, heads), np.float32)
