@@ -97,7 +97,7 @@ def of_another_spec(path):
 @pytest.mark.needs_folder
 @pytest.mark.parametrize(
     ("damage", "told"),
-    [(cut_short, "of the .* that were written"), (of_another_spec, "is of spec"), (lambda path: path.unlink(), "is gone")],
+    [(cut_short, "of the .* that were written"), (of_another_spec, "is of spec"), (lambda path: path.unlink(), "cannot be read")],
 )
 def test_what_is_not_what_was_put_away_is_dropped_with_one_line(engine, proven, tmp_path, caplog, damage, told):
     engine.offload("doc")
