@@ -15,7 +15,8 @@ from indexes.quantized import Quantized
 from indexes.retrieval import Dipr, Retrieval, TopK
 from kvdb.attention.block_run import BlockReads
 from kvdb.attention.exact import whole
-from kvdb.storage.block_layout import BlockLayout, bits
+from kvdb.storage.block_layout import BlockLayout
+from kvdb.types import bits
 
 COPIES_NBYTES = 1 << 26
 """Keys and values that are read in turn, as those of a model's layers are."""

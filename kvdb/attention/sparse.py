@@ -25,8 +25,8 @@ from kvdb.attention.search import WHOLE_SHARE_MAX, AttentionQuery, give_up, many
 from kvdb.attention.signs import given_up_rows, signs_of, unlike_heads
 from kvdb.attention.state import AttentionState, check_finite, merge
 from kvdb.attention.step import prepared_step
-from kvdb.storage.block_layout import BlockLayout, bits
-from kvdb.types import Array
+from kvdb.storage.block_layout import BlockLayout
+from kvdb.types import Array, bits
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from kvdb.attention.partition import RunPartition, SearchedSpan
 from kvdb.attention.search import FOUND_SHARE_MAX, WHOLE_SHARE_MAX, AttentionQuery, shared_retrieval
 from kvdb.attention.signs import SIGNS
 from kvdb.attention.state import AttentionState
-from kvdb.storage.block_layout import bits
-from kvdb.types import MEASURES, Float32
+from kvdb.types import MEASURES, Float32, bits
 from query_optimizer.query_options import QueryOptions
 
 

@@ -12,8 +12,8 @@ from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.statistics import Statistics
 from kvdb.catalog.usage import SegmentUsage
+from kvdb.codecs.base import Rounding
 from kvdb.errors import CapacityError
-from kvdb.storage.block_layout import Rounding
 from kvdb.storage.block_table import BlockTable, reserve_together
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import SegmentFolder

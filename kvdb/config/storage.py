@@ -3,14 +3,13 @@
 import re
 from dataclasses import dataclass
 
+import kvdb.codecs.registry as codecs
 from kvdb.config.checks import check_types
 from kvdb.errors import ConfigError
-from kvdb.types.contexts import DURABILITIES, FORMATS
+from kvdb.types.contexts import DURABILITIES
 
 MIB = 1 << 20
 BLOCK_SIZE_MAX = 1024
-QUANTIZED_GROUP = 16
-"""Quantized blocks hold a multiple of this many tokens."""
 GPU_DEVICE = re.compile("cuda(:[0-9]{1,3})?|interpreter")
 GPU_FORMATS = ("", "float8", "int8")
 EVICTIONS = ("reuse", "lru", "none")
@@ -22,21 +21,21 @@ _STORAGE_BYTES_MIN = {"cpu_bytes_max": 1, "disk_bytes_max": 1, "arena_bytes": MI
 class StorageConfig:
     """Where blocks are kept, and how much of it there may be.
 
-    block_size: tokens of one block. format: how segments that are stored from now on hold keys and values, one of FORMATS; the
-    tokens of open sessions are held as they came. format_cold: the one of FORMATS in which segments are written anew when no
-    context over them was used for cold_after_seconds, by `Client.compact`, and with a store in the background too; "" for none.
-    What rounding changes then is told (`ContextInfo.key_error`), and answers are proven anew. cpu_bytes_max: bytes of main memory
-    for blocks and what is kept beside them, None for no limit. arena_bytes: the most that is asked of the system at a time. path:
-    the folder of a durable store, which keeps every context, "" for a database that keeps nothing. disk_path: a folder for
-    segments that are offloaded, where there is no store, "" for none; several databases may share it. durability: what a context
-    in a store outlives where the caller does not say; see `kvdb.types.DURABILITIES`. disk_bytes_max: bytes that this database may
-    keep there, None for no limit. overwrite_freed: whether blocks are overwritten with zeros before their room is given to
-    others; a server with tenants always does that. eviction: which contexts make room where a limit is reached, one of EVICTIONS:
-    from main memory they go to disk, and from the last place that there is they are dropped, unless they are pinned or in use;
-    "none" refuses what finds no room instead. gpu_bytes_max: bytes of the GPU's memory for copies of blocks, 0 for no GPU; block
-    tables and results need some more. gpu_device: "cuda", "cuda:1", or "interpreter" for tests without a GPU. gpu_format: "" for
-    the model's dtype, "float8" or "int8". gpu_slab_bytes: how much of gpu_bytes_max the blocks of one shape may take, 0 for all
-    that is left when the first of them is copied.
+    block_size: tokens of one block. format: how segments that are stored from now on hold keys and values, the name of a codec
+    (`kvdb.codecs`); the tokens of open sessions are held as they came. format_cold: that in which segments are written anew when
+    no context over them was used for cold_after_seconds, by `Client.compact`, and with a store in the background too; "" for
+    none. What rounding changes then is told (`ContextInfo.key_error`), and answers are proven anew. cpu_bytes_max: bytes of main
+    memory for blocks and what is kept beside them, None for no limit. arena_bytes: the most that is asked of the system at a
+    time. path: the folder of a durable store, which keeps every context, "" for a database that keeps nothing. disk_path: a
+    folder for segments that are offloaded, where there is no store, "" for none; several databases may share it. durability: what
+    a context in a store outlives where the caller does not say; see `kvdb.types.DURABILITIES`. disk_bytes_max: bytes that this
+    database may keep there, None for no limit. overwrite_freed: whether blocks are overwritten with zeros before their room is
+    given to others; a server with tenants always does that. eviction: which contexts make room where a limit is reached, one of
+    EVICTIONS: from main memory they go to disk, and from the last place that there is they are dropped, unless they are pinned or
+    in use; "none" refuses what finds no room instead. gpu_bytes_max: bytes of the GPU's memory for copies of blocks, 0 for no
+    GPU; block tables and results need some more. gpu_device: "cuda", "cuda:1", or "interpreter" for tests without a GPU.
+    gpu_format: "" for the model's dtype, "float8" or "int8". gpu_slab_bytes: how much of gpu_bytes_max the blocks of one shape
+    may take, 0 for all that is left when the first of them is copied.
     """
 
     block_size: int = 64
@@ -79,10 +78,10 @@ class StorageConfig:
             raise ConfigError(f'storage.gpu_format is {self.gpu_format!r}; expected float8, int8, or "" for the model\'s dtype')
 
     def _check_format(self, name: str, value: str) -> None:
-        if value not in FORMATS:
-            raise ConfigError(f'storage.{name} is {value!r}; expected int8, int8-int4, int4, or "" for the dtype of the model')
-        if value and self.block_size % QUANTIZED_GROUP:
+        if value not in codecs.CODECS:
+            raise ConfigError(f"storage.{name} is {value!r}; expected one of {codecs.names()}")
+        multiple = codecs.CODECS[value].block_tokens
+        if self.block_size % multiple:
             raise ConfigError(
-                f"storage.block_size is {self.block_size}; with storage.{name}={value!r} expected a multiple of "
-                f"{QUANTIZED_GROUP} tokens"
+                f"storage.block_size is {self.block_size}; with storage.{name}={value!r} expected a multiple of {multiple} tokens"
             )

@@ -147,7 +147,7 @@ class Publisher:
     def quantize(self, context: NewContext, tables: list[BlockTable], layer: int) -> None:
         """Bring a layer of a context's new segment into its format, if it is not in it yet. Raises CapacityError and
         InvalidArgument; then it is as it was."""
-        self._blocks.quantize(tables, layer, context.retention.format or "")
+        self._blocks.encode(tables, layer, context.retention.format or "")
 
     def _quantized(self, context: NewContext, new: NewSegment, *, standalone: bool, shift: int = 0) -> SegmentView:
         """All of a context's new segment, in its format. Raises CapacityError or InvalidArgument, and then everything was given

@@ -8,9 +8,9 @@ import numpy as np
 
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.stored_queries import StoredQueries
+from kvdb.codecs.base import Rounding
 from kvdb.errors import CapacityError
 from kvdb.ingest.new_segment import NewSegment
-from kvdb.storage.block_layout import Rounding
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.store import BlockStore
 
@@ -57,7 +57,7 @@ def rebuilt(parts: Sequence[RebuiltPart], blocks: BlockStore, format: str | None
                 part.segment.wait(number)
                 tables[-1].extend(part.segment.tables[number], part.start, part.stop)
             if format is not None:
-                blocks.quantize(tables, number, format)
+                blocks.encode(tables, number, format)
         undo.pop_all()
     longest = max(parts, key=lambda part: part.stop - part.start).segment
     queries = StoredQueries.as_far_as_they_fit(blocks.budget, longest.indexes.queries)

@@ -8,8 +8,9 @@ import numpy as np
 
 import indexes.blocks as indexable
 from indexes.base import Int64
+from kvdb.codecs.base import Rounding
 from kvdb.errors import InvalidArgument, NonFiniteError
-from kvdb.storage.block_layout import BlockLayout, Rounding
+from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.tier import Blocks, Tier
 from kvdb.types import Addresses, Array
 
@@ -21,7 +22,7 @@ class BlockTable:
     """The blocks of one layer of one segment or tail, `length` tokens long; the last block may be partly filled.
 
     It takes blocks as tokens come, so that it wastes at most one block, and owns a reference to each. A block that it shares with
-    another table is copied before it is written. rounding: what quantizing changed of its tokens.
+    another table is copied before it is written. rounding: what encoding changed of its tokens.
     """
 
     __slots__ = ("_addresses", "_blocks", "_count", "layout", "length", "rounding", "tier")
@@ -47,7 +48,7 @@ class BlockTable:
     @property
     def tagged(self) -> Addresses:
         """The addresses as the kernels of attention take them, with the format of the blocks."""
-        return self.addresses | self.layout.tag if self.layout.format else self.addresses
+        return self.addresses | self.layout.tag if self.layout.tag else self.addresses
 
     @property
     def nbytes(self) -> int:
@@ -113,14 +114,14 @@ class BlockTable:
         assert start + n <= self.length
         return self.layout.read(self.addresses, start, n)
 
-    def quantized(self, tier: Tier, layout: BlockLayout) -> "BlockTable":
-        """A table of the same tokens in the format of `layout`, with blocks of `tier`. Raises CapacityError, and InvalidArgument
-        for numbers that are too large to be rotated in float32."""
+    def encoded(self, tier: Tier, layout: BlockLayout) -> "BlockTable":
+        """A table of the same tokens in the format of `layout`, with blocks of `tier`; its own are plain. Raises CapacityError,
+        and InvalidArgument for numbers that are too large for the format."""
         twin = BlockTable(tier, layout)
         with ExitStack() as undo:
             undo.callback(twin.release)
             twin.reserve(self.length)
-            twin.rounding = layout.quantize(self.addresses, self.length, twin.addresses)
+            twin.rounding = layout.encode(self.addresses, self.length, twin.addresses)
             if not all(map(isfinite, twin.rounding)):
                 raise InvalidArgument(
                     f"keys or values are too large for the format {layout.format!r}; expected them to be below 1e36, "

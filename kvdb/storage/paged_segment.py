@@ -178,7 +178,7 @@ def pinned(layers: Sequence[PagedLayer]) -> Iterator[None]:
 def reading(layers: Sequence[PagedLayer], answer: Callable[[], T], *, whole: bool) -> T:
     """What `answer` returns, with these layers in memory: all of them, or else only the pages that native code asks for, unless
     these find no room. Raises what `answer` and `Pool.pin` raise."""
-    if layers and not whole and not any(layer.table.layout.format for layer in layers):  # pages of these do not know rows
+    if layers and not whole and all(layer.table.layout.codec.has_rows for layer in layers):
         pool = layers[0].segment.pool
         pool.use(layers)
         try:

@@ -6,8 +6,8 @@ from threading import Lock
 from time import sleep
 from typing import TYPE_CHECKING, NamedTuple
 
+import kvdb.codecs.registry as codecs
 from kvdb.config import StorageConfig
-from kvdb.config.storage import QUANTIZED_GROUP
 from kvdb.errors import IntegrityError, InvalidArgument
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
@@ -67,7 +67,7 @@ class BlockStore:
 
     def tables(self, spec: ModelSpec, format: str = "") -> list[BlockTable]:  # noqa: A002  # the field's name
         """An empty table for each layer, of blocks in that format (see `BlockLayout`). Takes no blocks."""
-        layout = BlockLayout.of(spec, self._config.block_size).quantized(format)
+        layout = BlockLayout.of(spec, self._config.block_size).in_format(format)
         tier = self._tier(layout)
         return [BlockTable(tier, layout) for _ in range(spec.layers)]
 
@@ -75,21 +75,22 @@ class BlockStore:
         """The format of new segments: the one that is asked for, None for `storage.format`. Raises InvalidArgument where blocks
         cannot have it."""
         name = self._config.format if asked is None else asked
-        if name and self._config.block_size % QUANTIZED_GROUP:
+        multiple = codecs.CODECS[name].block_tokens
+        if self._config.block_size % multiple:
             raise InvalidArgument(
-                f"format={name!r} needs blocks of a multiple of {QUANTIZED_GROUP} tokens; storage.block_size is "
+                f"format={name!r} needs blocks of a multiple of {multiple} tokens; storage.block_size is "
                 f"{self._config.block_size}"
             )
         return name
 
-    def quantize(self, tables: list[BlockTable], layer: int, format: str) -> None:  # noqa: A002  # the field's name
+    def encode(self, tables: list[BlockTable], layer: int, format: str) -> None:  # noqa: A002  # the field's name
         """Replace a layer's table, which is to be stored, by one of the same tokens in that format, if it is not in one already.
         Raises CapacityError and InvalidArgument; then it is as it was."""
         table = tables[layer]
         if table.layout.format == format:
             return
-        layout = table.layout.quantized(format)
-        tables[layer] = table.quantized(self._tier(layout), layout)
+        layout = table.layout.in_format(format)
+        tables[layer] = table.encoded(self._tier(layout), layout)
         table.release()
 
     def _tier(self, layout: BlockLayout) -> CpuTier:
