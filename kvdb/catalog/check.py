@@ -1,9 +1,11 @@
 """Checks what is stored of a context against its checksums, as it is on the disk."""
 
+import struct
 from collections.abc import Iterable
 
 import indexes.file as index_file
 import kvdb.catalog.evidence_file as evidence_file
+import kvdb.catalog.scores as scores_file
 import kvdb.catalog.statistics_file as statistics_file
 from indexes.base import IndexCorrupt
 from kvdb.catalog.context import StoredContext, files_of
@@ -61,6 +63,8 @@ def _read_beside(file: SegmentFile, suffix: str) -> int:
             evidence_file.unpack(evidence_file.Owner.of(file), path.read_bytes())
         elif suffix == statistics_file.SUFFIX:
             statistics_file.unpack(file.contents, path.read_bytes())
+        elif suffix == scores_file.SUFFIX:
+            scores_file.unpack(file.contents, path.read_bytes())
         return path.stat().st_size
-    except (IndexCorrupt, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (IndexCorrupt, ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
         raise IntegrityError(f"{path} was changed: {error}; it is dropped when it is needed, and made anew") from None

@@ -2,7 +2,7 @@
 
 Kernels read a block as it lies. So a codec says how its blocks lie, one of the representations that `native/block_format.h`
 lists, whose number stands in the lowest bits of each block's address. A codec that only rounds, or leaves something out, needs no
-kernel: its blocks lie as plain ones do (`kvdb.codecs.plain.Plain`).
+kernel: its blocks lie as plain ones do (`kvdb.codecs.changed.Changed`).
 """
 
 from abc import ABC, abstractmethod

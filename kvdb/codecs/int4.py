@@ -4,10 +4,10 @@ Kernels: `Quantize` writes it and reads it back, `DecodeQuantized<4, 4>` attends
 """
 
 import kvdb._native as _native
-from kvdb.codecs.quantized import FOUR_BITS_ERROR_MAX, Quantized
+from kvdb.codecs.quantized import FOUR_BITS_ERROR_MAX, QuantizedCodec
 
 
-class Int4(Quantized):
+class Int4(QuantizedCodec):
     """Four bits for both."""
 
     name = "int4"

@@ -4,10 +4,10 @@ Kernels: `Quantize` writes it and reads it back, `DecodeQuantized<8, 8>` attends
 """
 
 import kvdb._native as _native
-from kvdb.codecs.quantized import EIGHT_BITS_ERROR_MAX, Quantized
+from kvdb.codecs.quantized import EIGHT_BITS_ERROR_MAX, QuantizedCodec
 
 
-class Int8(Quantized):
+class Int8(QuantizedCodec):
     """Eight bits for both."""
 
     name = "int8"

@@ -5,10 +5,10 @@ Kernels: `Quantize` writes it and reads it back, `DecodeQuantized<8, 4>` attends
 
 import kvdb._native as _native
 from kvdb.codecs.int4 import Int4
-from kvdb.codecs.quantized import EIGHT_BITS_ERROR_MAX, FOUR_BITS_ERROR_MAX, Quantized
+from kvdb.codecs.quantized import EIGHT_BITS_ERROR_MAX, FOUR_BITS_ERROR_MAX, QuantizedCodec
 
 
-class Int8Int4(Quantized):
+class Int8Int4(QuantizedCodec):
     """Keys as in `Int8`, values as in `Int4`."""
 
     name = "int8-int4"

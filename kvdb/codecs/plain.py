@@ -8,8 +8,7 @@ from kvdb.types import Addresses, Array, bits
 
 
 class Plain(Codec):
-    """Every key and value is a row. It is also the frame of codecs that store other rows in their place: these have a name and an
-    `encode` of their own."""
+    """Every key and value is a row."""
 
     name = ""
     representation = _native.BlockFormat.raw

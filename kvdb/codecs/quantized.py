@@ -14,7 +14,7 @@ FOUR_BITS_ERROR_MAX = 0.13
 leaves 6 / (2^b - 1) / sqrt(12): 0.007 and 0.115."""
 
 
-class Quantized(Codec):
+class QuantizedCodec(Codec):
     """A codec of `_native.quantize`; its representation says how many bits a key and a value have."""
 
     block_tokens = 16

@@ -1,4 +1,4 @@
-"""The files beside those of segments: evidence, statistics, indexes. Each is named as its segment, with another end."""
+"""The files beside those of segments: evidence, statistics, scores, indexes. Each is named as its segment, with another end."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from kvdb.storage.segment_file import SegmentFile
 
 INDEX = re.compile(r"\.([A-Za-z0-9_-]+)\.([0-9]+)\.index")
 """The end of the name of an index's file: the kind, and the number of the layer."""
-NAME = re.compile(rf"\.?([0-9]+)(\.segment|\.evidence|\.statistics|{INDEX.pattern.replace('(', '(?:')})(\..*)?")
+NAME = re.compile(rf"\.?([0-9]+)(\.segment|\.evidence|\.statistics|\.scores|{INDEX.pattern.replace('(', '(?:')})(\..*)?")
 """The name of a segment's file, or of one beside it; while it is written, with a dot before it and perhaps more behind it."""
 
 

@@ -12,6 +12,7 @@ from kvdb.codecs.base import Rounding
 from kvdb.errors import InvalidArgument, NonFiniteError
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.tier import Blocks, Tier
+from kvdb.storage.token_scores import TokenScores
 from kvdb.types import Addresses, Array
 
 NO_BLOCKS: Blocks = np.zeros(0, np.int64)
@@ -23,15 +24,17 @@ class BlockTable:
 
     It takes blocks as tokens come, so that it wastes at most one block, and owns a reference to each. A block that it shares with
     another table is copied before it is written. rounding: what encoding changed of its tokens.
+    scores: those of its tokens, which it owns; None for none.
     """
 
-    __slots__ = ("_addresses", "_blocks", "_count", "layout", "length", "rounding", "tier")
+    __slots__ = ("_addresses", "_blocks", "_count", "layout", "length", "rounding", "scores", "tier")
 
     def __init__(self, tier: Tier, layout: BlockLayout) -> None:
         self.tier = tier
         self.layout = layout
         self.length = 0
         self.rounding = Rounding.of_all(())
+        self.scores: TokenScores | None = None
         self._count = 0
         self._blocks: Blocks = NO_BLOCKS
         self._addresses: Addresses = NO_ADDRESSES
@@ -183,7 +186,10 @@ class BlockTable:
         return twin
 
     def release(self) -> None:
-        """Give every block back; the table is empty afterwards."""
+        """Give every block back, and forget the scores; the table is empty afterwards."""
+        if self.scores is not None:
+            self.scores.release()
+            self.scores = None
         self._release_behind(0)
         self.length = 0
 

@@ -1,6 +1,7 @@
 """The tiers of one database, one pool for each size of block."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from time import sleep
@@ -8,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import kvdb.codecs.registry as codecs
 from kvdb.config import StorageConfig
-from kvdb.errors import IntegrityError, InvalidArgument
+from kvdb.errors import CapacityError, IntegrityError, InvalidArgument
+from kvdb.selectors.registry import SELECTORS
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget
@@ -23,6 +25,7 @@ from kvdb.storage.slot import SlotLayout
 from kvdb.storage.store_folder import StoreFolder
 from kvdb.storage.temporary_folder import TemporaryFolder
 from kvdb.storage.tier import Blocks
+from kvdb.storage.token_scores import TokenScores, scored
 from kvdb.types import ModelSpec, TierStats
 
 if TYPE_CHECKING:
@@ -61,7 +64,8 @@ class BlockStore:
         self.disk_bytes_max = config.disk_bytes_max
         self.slabs = None if gpu is None else Slabs(config, gpu)
         self.budget = CpuBudget(config.cpu_bytes_max)
-        self.loader = Loader(BufferPool(self.budget))
+        self.loader = Loader(BufferPool(self.budget, config.selector_share if config.selector else 0.0))
+        self._selector = SELECTORS[config.selector] if config.selector else None
         self._tiers: dict[int, CpuTier] = {}
         self._lock = Lock()
 
@@ -84,14 +88,23 @@ class BlockStore:
         return name
 
     def encode(self, tables: list[BlockTable], layer: int, format: str) -> None:  # noqa: A002  # the field's name
-        """Replace a layer's table, which is to be stored, by one of the same tokens in that format, if it is not in one already.
-        Raises CapacityError and InvalidArgument; then it is as it was."""
+        """Have a layer's table, which is to be stored, scored and replaced by one of the same tokens in that format, if it is not
+        yet. Raises CapacityError and InvalidArgument; then it is as it was."""
         table = tables[layer]
+        self._score(layer, table)
         if table.layout.format == format:
             return
         layout = table.layout.in_format(format)
         tables[layer] = table.encoded(self._tier(layout), layout)
+        tables[layer].scores, table.scores = table.scores, None
         table.release()
+
+    def _score(self, layer: int, table: BlockTable) -> None:
+        """Give its tokens the scores of `storage.selector`, where there is one, and room for them."""
+        if self._selector is not None and table.scores is None:
+            values = scored(self._selector, layer, table.layout, table.addresses, table.length)
+            with suppress(CapacityError):  # only the tokens must be kept
+                table.scores = TokenScores(self._selector.name, values, self.budget)
 
     def _tier(self, layout: BlockLayout) -> CpuTier:
         with self._lock:

@@ -1,14 +1,15 @@
 """Codecs: a new one is a class with a name and what it writes; from there on it is imported, stored and attended by its name."""
 
+import inspect
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import kvdb
-import kvdb._native as _native
 from kvdb.client.client import Client
 from kvdb.codecs import registry
-from kvdb.codecs.base import Rounding
-from kvdb.codecs.plain import Plain
+from kvdb.codecs.changed import Changed
 from kvdb.config import Config, ServerConfig, StorageConfig
 from kvdb.errors import ConfigError, InvalidArgument
 from kvdb.server.serve import Server
@@ -20,22 +21,19 @@ SPEC = kvdb.ModelSpec("small", 2, 8, 2, 64, "float32", rope=kvdb.Rope(10000.0))
 TOKENS = 300
 
 
-def eighths(rows):
-    return np.round(rows * 8) / 8
+GUIDE = Path(__file__).parents[3] / "docs" / "internals" / "extending.md"
 
 
-class Coarse(Plain):
-    """Rounds to eighths, and stores these as plain rows."""
-
+class Coarse(Changed):
     name = "coarse"
     key_error_max = value_error_max = 0.04
 
-    def encode(self, geometry, source, n, target):
-        k, v = np.empty((2, geometry.kv_heads, n, geometry.head_dim), np.float32)
-        self.decode(geometry, source, 0, k, v)
-        _native.append(geometry, target, 0, eighths(k), eighths(v))
-        lengths = [float((rows.astype(np.float64) ** 2).sum()) for rows in (eighths(k) - k, k, eighths(v) - v, v)]
-        return Rounding(*lengths)
+    def change(self, k, v):
+        return eighths(k), eighths(v)
+
+
+def eighths(rows):
+    return np.round(rows * 8) / 8
 
 
 @pytest.fixture
@@ -114,3 +112,7 @@ def test_a_block_has_the_bytes_of_its_codes_and_little_more(name, bits):
     codes = layout.kv_heads * layout.block_size * layout.head_dim * sum(bits) // 8
     assert codes <= layout.nbytes <= codes * 1.2
     assert layout.value_nbytes * layout.block_size / layout.nbytes == pytest.approx(bits[1] / sum(bits), rel=0.1)
+
+
+def test_the_guide_shows_the_codec_that_is_tested():
+    assert f"{inspect.getsource(Coarse)}\n\n{inspect.getsource(eighths)}" in GUIDE.read_text()
