@@ -1,3 +1,4 @@
+// size: one class: how the pages of a layer come, are checked, and go.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

@@ -15,4 +15,5 @@ class Norm:
 
     def scores(self, layer: int, k: Array, v: Array) -> Float32:  # noqa: ARG002  # the same of all layers, whatever the values
         rows = k.astype(np.float32)
-        return -np.sqrt(np.einsum("htd,htd->ht", rows, rows))
+        squares: Float32 = np.einsum("htd,htd->ht", rows, rows)
+        return -np.sqrt(squares)
