@@ -43,7 +43,7 @@ class Layer:
     """A workload's keys and values, and the window that kvdb reads whole by default."""
 
     def __init__(self, workload: Workload, stored: str = "") -> None:
-        """stored: the format of its blocks, one of `kvdb.types.FORMATS`."""
+        """stored: the codec of its blocks, by its name."""
         self.kv_heads, self.tokens, head_dim = workload.k.shape
         self.workload, self.scale = workload, workload.scale
         spec = ModelSpec("benchmark", 1, len(workload.queries), self.kv_heads, head_dim, workload.k.dtype.name)

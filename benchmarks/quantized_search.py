@@ -27,7 +27,7 @@ from indexes.base import Index
 from indexes.oracle import Oracle
 from indexes.retrieval import Dipr
 from kvdb import _native
-from kvdb.types import FORMATS
+from kvdb.codecs.registry import CODECS
 
 WARM_UP = 4
 RAW = "bfloat16"
@@ -125,7 +125,7 @@ def arguments() -> argparse.Namespace:
     parser = argument_parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[16_384, 65_536])
     parser.add_argument("--kinds", nargs="*", choices=list(KINDS), default=["flat", "clusters", "hnsw"])
-    parser.add_argument("--formats", nargs="*", choices=[name for name in FORMATS if name], default=["int8", "int4"])
+    parser.add_argument("--formats", nargs="*", choices=[name for name in CODECS if name], default=["int8", "int4"])
     parser.add_argument("--workload", choices=["sharp", "diffuse"], default="sharp")
     parser.add_argument("--queries", type=int, default=8, help="decode steps of each workload (default 8)")
     parser.add_argument("--rounds", type=int, default=24)

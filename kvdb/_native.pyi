@@ -475,6 +475,9 @@ class LayerPages:
         sums: Any,
         read: Callable[[Any, Any], None] | None = None,
     ) -> None: ...
+    def prefer(self, units: Any) -> None:
+        """Units, int32 `[n]`, that go only once nothing else can go of any layer that nobody reads."""
+
     def pin(self) -> None:
         """Nothing of it goes until as many `unpin`."""
 
@@ -488,8 +491,8 @@ class LayerPages:
     def give_up(self) -> None:
         """Gives the room back that `take_all` took, where it was not read."""
 
-    def discard(self) -> None:
-        """Has everything go; nobody reads it."""
+    def discard(self, preferred_too: bool = True) -> None:
+        """Has everything go, or everything but what is preferred; nobody reads it."""
 
     def leave(self) -> None:
         """The same for good: the memory is given back."""
@@ -505,6 +508,10 @@ class LayerPages:
     @property
     def missing_nbytes(self) -> int:
         """The bytes of the others."""
+
+    @property
+    def preferred_nbytes(self) -> int:
+        """The bytes that are there or being read of what is preferred."""
 
     @property
     def waits(self) -> tuple[int, int, float]:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 import indexes.registry as registry
+import kvdb.codecs.registry as codecs
 from kvdb.errors import DtypeError, InvalidArgument, KvdbError, LayerError, PositionError, ShapeError, SpecError, SpecMismatch
-from kvdb.types import DURABILITIES, FORMATS, Array, ModelSpec, PromptPart, Retention, Tokens
+from kvdb.types import DURABILITIES, Array, ModelSpec, PromptPart, Retention, Tokens
 
 # size: every check of an argument, each of a few lines
 NAME_LENGTH_MAX = 1024
@@ -230,9 +231,9 @@ def durability(given: Any) -> str | None:
 
 
 def format_of(given: Any) -> str | None:
-    """Raises InvalidArgument unless the value is one of FORMATS, or None for the configuration's."""
-    if given is not None and given not in FORMATS:
-        raise InvalidArgument(f"format is {given!r:.200}; expected one of {', '.join(map(repr, FORMATS))}, or none")
+    """Raises InvalidArgument unless the value names a codec, or None for the configuration's."""
+    if given is not None and not (isinstance(given, str) and given in codecs.CODECS):
+        raise InvalidArgument(f"format is {given!r:.200}; expected one of {codecs.names()}, or none")
     return None if given is None else str(given)
 
 

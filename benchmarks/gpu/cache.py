@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu.card import Card, Sizes
 from kvdb.attention.triton import blocks
 from kvdb.attention.triton.pages import Pages
-from kvdb.storage.slot import FORMATS, SlotLayout
+from kvdb.storage.slot import SLOT_FORMATS, SlotLayout
 
 POISON = 0xFF
 """Every byte of a slab that nothing was written to: NaN in every format that has one."""
@@ -48,7 +48,7 @@ class Cache:
     def nbytes(self) -> int:
         """Bytes of all keys and values with their scales, in the cache's format."""
         rows = 2 * self.layout.kv_heads * sum(self.tokens)
-        return rows * (self.layout.head_dim * FORMATS[self.layout.format] + (4 if self.layout.quantised else 0))
+        return rows * (self.layout.head_dim * SLOT_FORMATS[self.layout.format] + (4 if self.layout.quantised else 0))
 
     def loaded(self, sequence: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What the format made of a sequence's keys and values: float32 `[kv_heads, tokens, head_dim]`, read by torch alone."""

@@ -12,8 +12,8 @@ from indexes.retrieval import Retrieval
 from kvdb.attention.block_run import BlockReads, BlockRun
 from kvdb.attention.partition import HeadMask, SearchedSpan
 from kvdb.attention.state import AttentionState
-from kvdb.storage.block_layout import BlockLayout, bits
-from kvdb.types import Array, Bools
+from kvdb.storage.block_layout import BlockLayout
+from kvdb.types import Array, Bools, bits
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import numpy as np
 
 import kvdb._native as _native
 from kvdb.attention.state import AttentionState
-from kvdb.storage.block_layout import BlockLayout, bits
+from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
-from kvdb.types import Addresses, Array, Float32, Positions
+from kvdb.types import Addresses, Array, Float32, Positions, bits
 
 Turn = tuple[Float32, Float32]
 
@@ -32,7 +32,7 @@ class MaterializedKeys:
         """Copy the first `visible` tokens of a view, moved so that they begin at position `begin`."""
         cos, sin = (None, None) if turn is None else turn
         geometry, source = self._layout.native, table.addresses
-        if table.layout.format:
+        if not table.layout.codec.has_rows:
             plain = MaterializedKeys(self._layout, visible)
             self._layout.write(plain._table, 0, *table.read(0, visible))
             source = plain._table

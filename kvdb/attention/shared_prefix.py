@@ -10,8 +10,8 @@ import kvdb._native as _native
 from kvdb.attention.block_run import BlockReads, BlockRun
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.state import AttentionState, check_finite
-from kvdb.storage.block_layout import BlockLayout, bits
-from kvdb.types import Array, Float32
+from kvdb.storage.block_layout import BlockLayout
+from kvdb.types import Array, Float32, bits
 
 View = TypeVar("View", bound=Hashable)
 SHARED_TOKENS_MIN = 1024

@@ -18,8 +18,7 @@ from kvdb.attention.exact import IndexSearch
 from kvdb.attention.observation import Observation
 from kvdb.attention.partition import RunPartition, SearchedSpan
 from kvdb.attention.query import AttentionQuery
-from kvdb.storage.block_layout import bits
-from kvdb.types import MEASURES, Array, Float32
+from kvdb.types import MEASURES, Array, Float32, bits
 from query_optimizer.query_options import QueryOptions
 
 FOUND_SHARE_MAX = 0.04

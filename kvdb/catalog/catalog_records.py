@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
+import kvdb.codecs.registry as codecs
 from kvdb.catalog.life import Life
 from kvdb.catalog.packed_ids import PackedIds
+from kvdb.codecs.base import Rounding
 from kvdb.errors import KvdbError
-from kvdb.storage.block_layout import Rounding
-from kvdb.types import FORMATS, ModelSpec, Tokens
+from kvdb.types import ModelSpec, Tokens
 
 R = TypeVar("R")
 Row = tuple[str | int | float | bytes | None, ...]
@@ -61,7 +62,7 @@ class SegmentRecord(NamedTuple):
         older = "", "[0, 0, 0, 0]", ""
         tokens, format, rounding, digest = rest + older[len(rest) - 1 :]  # noqa: A001  # the field's name
         ids = PackedIds.from_bytes(tokens) if len(rest) > 1 else PackedIds(_ids(tokens))
-        if format not in FORMATS:
+        if format not in codecs.CODECS:
             raise ValueError(f"the format {format!r} is not known")
         return cls(file, spec, block_size, base, bool(standalone), ids, format, Rounding(*json.loads(rounding)), digest)
 

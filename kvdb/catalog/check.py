@@ -1,9 +1,11 @@
 """Checks what is stored of a context against its checksums, as it is on the disk."""
 
+import struct
 from collections.abc import Iterable
 
 import indexes.file as index_file
 import kvdb.catalog.evidence_file as evidence_file
+import kvdb.catalog.scores as scores_file
 import kvdb.catalog.statistics_file as statistics_file
 from indexes.base import IndexCorrupt
 from kvdb.catalog.context import StoredContext, stored_of
@@ -67,7 +69,9 @@ def _read_beside(store: SegmentStore, segment: StoredSegment, suffix: str) -> in
             evidence_file.unpack(evidence_file.Owner.of(segment), content)
         elif suffix == statistics_file.SUFFIX:
             statistics_file.unpack(segment.contents, content)
+        elif suffix == scores_file.SUFFIX:
+            scores_file.unpack(segment.contents, content)
         return len(content)
-    except (IndexCorrupt, ValueError, KeyError, TypeError, OverflowError) as error:
+    except (IndexCorrupt, ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
         place = f"{store.where}/{key}"
         raise IntegrityError(f"{place} was changed: {error}; it is dropped when it is needed, and made anew") from None

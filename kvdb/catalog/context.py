@@ -10,7 +10,7 @@ from kvdb.catalog.packed_ids import PackedIds
 from kvdb.catalog.prefix_tree import concatenate
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.segment_view import Views, release_views, visible_tokens
-from kvdb.storage.block_layout import Rounding
+from kvdb.codecs.base import Rounding
 from kvdb.storage.budget import Reservation
 from kvdb.storage.stored_segment import StoredSegment
 from kvdb.types import ContextInfo, ContextStatistics, ModelSpec, Tokens, ViewInfo

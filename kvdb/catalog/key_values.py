@@ -5,10 +5,9 @@ import numpy as np
 
 import kvdb._native as _native
 from kvdb.catalog.snapshot import Snapshot
-from kvdb.storage.block_layout import bits
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.paged_segment import pinned
-from kvdb.types import Array
+from kvdb.types import Array, bits
 
 
 def read_tokens(snapshot: Snapshot, number: int, tail: BlockTable, start: int, k: Array, v: Array) -> None:

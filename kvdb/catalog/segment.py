@@ -10,10 +10,11 @@ import kvdb.catalog.statistics_file as statistics_file
 from kvdb.catalog.evidence import Evidence
 from kvdb.catalog.index_set import IndexSet
 from kvdb.catalog.packed_ids import PackedIds
+from kvdb.catalog.scores import SegmentScores
 from kvdb.catalog.statistics import Statistics
 from kvdb.catalog.usage import SegmentUsage
+from kvdb.codecs.base import Rounding
 from kvdb.errors import CapacityError
-from kvdb.storage.block_layout import Rounding
 from kvdb.storage.block_table import BlockTable, reserve_together
 from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import DiskTier
@@ -31,7 +32,8 @@ class Segment:
     ids: of its n >= 1 tokens. tables: one for each layer, each n tokens long; the segment owns them. indexes:
     those over its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it
     then, so that it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries.
-    evidence: the errors of its answers. usage: how often it was used. pins: how often pinned. rounding: what quantizing changed.
+    evidence: the errors of its answers. usage: how often it was used. pins: how often pinned. rounding: what encoding changed.
+    scores: what a selector said of its tokens.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and
     `stored` holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back
@@ -60,6 +62,7 @@ class Segment:
         self._statistics = Statistics()
         self.evidence = Evidence()
         self.usage = SegmentUsage()
+        self.scores = SegmentScores(tables)
         self.rounding = Rounding.of_all([table.rounding for table in tables])
         self._beside = beside
         self.stored: StoredSegment | None = None
@@ -151,6 +154,7 @@ class Segment:
                 assert not self.pins, "a pinned segment was freed"
                 self._free()
                 self.indexes.release()
+                self.scores.release()
                 if self._beside is not None:
                     self._beside.release()
                 if self.stored is not None and self._disk is not None:
@@ -201,12 +205,14 @@ class Segment:
                 stored = disk.write(spec, self.tables[0].layout, len(self), self.tables, synced=synced)
                 with self._lock:
                     self.stored, self._disk = stored, disk
+                self.scores.put_away(disk, stored)
             return self.stored
 
     def stand_on(self, disk: DiskTier, stored: StoredSegment) -> None:
         """Stand on what is stored of the segment already."""
         assert self.stored is None
         self.stored, self._disk = stored, disk
+        self.scores.put_away(disk, stored)
 
     def offload(self, disk: DiskTier, spec: str) -> int:
         """Write the segment to disk, if it is not there yet, and free its blocks and indexes: at once, or with the last pin,
@@ -231,7 +237,8 @@ class Segment:
             try:
                 reserve_together(self.tables, len(self))
             except CapacityError:
-                self._paged = PagedSegment(loader.pool, self.stored, self.tables)
+                scores = self.scores.of_blocks(self.place, self.tables[0].layout.block_size) if loader.pool.share else None
+                self._paged = PagedSegment(loader.pool, self.stored, self.tables, scores)
                 loader.pool.open(self._paged)
             else:
                 self._loading = loader.load(self.stored, self.tables)

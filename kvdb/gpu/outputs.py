@@ -13,7 +13,7 @@ from kvdb.attention.triton.finish import States
 from kvdb.gpu.device import Device
 from kvdb.gpu.interface import FLAT, DevicePart
 from kvdb.gpu.staging import Buffer
-from kvdb.storage.slot import BOUND_TOKENS, FORMATS, SlotLayout
+from kvdb.storage.slot import BOUND_TOKENS, SLOT_FORMATS, SlotLayout
 from kvdb.types import Float32, ModelSpec
 
 SearchGroup = Sequence[tuple[int, DevicePart]]
@@ -56,7 +56,7 @@ class StepOutputs:
         be called inside `launching`."""
         self._device = device
         self._spec = spec
-        self.key_nbytes = layout.head_dim * FORMATS[layout.format]
+        self.key_nbytes = layout.head_dim * SLOT_FORMATS[layout.format]
         self._exact_tokens = exact_tokens
         self._searches = searches
         self._rows = [len(exact_tokens), *map(len, searches)]

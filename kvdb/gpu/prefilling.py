@@ -14,7 +14,7 @@ from kvdb.gpu.launch import launching
 from kvdb.gpu.request import AttentionRequest, make_batch
 from kvdb.gpu.scratch import Scratch
 from kvdb.gpu.staging import Buffer
-from kvdb.storage.slot import FORMATS
+from kvdb.storage.slot import SLOT_FORMATS
 from kvdb.types import Array, ModelSpec
 
 
@@ -31,7 +31,7 @@ class PrefillStep:
         self._device = device
         self._q = q
         self._tokens = exact.exact_tokens + exact.tail_tokens
-        self._nbytes = 2 * self._tokens * spec.kv_heads * spec.head_dim * FORMATS[pages.layout.format]
+        self._nbytes = 2 * self._tokens * spec.kv_heads * spec.head_dim * SLOT_FORMATS[pages.layout.format]
         with launching(device, device.query_stream):
             with device.query_staging.take(q.nbytes) as buffer:
                 buffer.array.view(q.dtype).reshape(q.shape)[:] = q

@@ -65,7 +65,7 @@ def upload_tokens(
     table, first, n = source
     layout = table.layout
     staging = device.query_staging if stream is device.query_stream else device.staging
-    with staging.take(n * layout.quantized("").token_nbytes) as buffer:
+    with staging.take(n * layout.in_format("").token_nbytes) as buffer:
         shape = 2, layout.kv_heads, n, layout.head_dim
         staged = buffer.array.view(layout.numpy_dtype).reshape(shape)
         layout.read_into(table.addresses, first, staged[0], staged[1])

@@ -23,9 +23,8 @@ from kvdb.attention.query import AttentionQuery
 from kvdb.attention.step import prepared_step
 from kvdb.config import StorageConfig
 from kvdb.hardware.kernels import KernelTimes
-from kvdb.storage.block_layout import bits
 from kvdb.storage.store import BlockStore
-from kvdb.types import ModelSpec
+from kvdb.types import ModelSpec, bits
 from query_optimizer.cost import Machine
 from query_optimizer.query_options import QueryOptions
 

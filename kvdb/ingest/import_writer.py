@@ -136,14 +136,14 @@ class ImportWriter:
         self.abort()
 
     def _take(self, layer: int) -> None:
-        """Go on with what has come of a layer: it is quantized as soon as it is whole, and goes to the disk as it will be."""
-        if self._context.retention.format:
-            if self.tables[layer].length < len(self._tokens) - self.start:
-                return
+        """Go on with what has come of a layer: it is encoded as soon as it is whole, and goes to the disk as it will be."""
+        if self.tables[layer].length == len(self._tokens) - self.start:
             try:
-                self._publisher.quantize(self._context, self.tables, layer)
+                self._publisher.encode(self._context, self.tables, layer)
             except CapacityError:  # there may be room at the end
                 return
+        elif self._context.retention.format:
+            return
         if self._early is not None:
             self._early.take(layer, self.tables)
 

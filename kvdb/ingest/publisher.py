@@ -135,7 +135,7 @@ class Publisher:
         if views:
             new.release()
         else:
-            views = (self._quantized(context, new, standalone=True, shift=-new.base),)
+            views = (self._encoded(context, new, standalone=True, shift=-new.base),)
         return self._publish(context.of(ContextLayout.contiguous(views), tokens))
 
     def chunk_views(self, spec: ModelSpec, tokens: Tokens, salt: str) -> Views:
@@ -144,18 +144,18 @@ class Publisher:
         views = self._catalog.chunk(spec, tokens, salt)
         return tuple(replace(view, shift=-views[0].segment.base) for view in views)
 
-    def quantize(self, context: NewContext, tables: list[BlockTable], layer: int) -> None:
-        """Bring a layer of a context's new segment into its format, if it is not in it yet. Raises CapacityError and
+    def encode(self, context: NewContext, tables: list[BlockTable], layer: int) -> None:
+        """Have a layer of a context's new segment scored and brought into its format, if it is not yet. Raises CapacityError and
         InvalidArgument; then it is as it was."""
-        self._blocks.quantize(tables, layer, context.retention.format or "")
+        self._blocks.encode(tables, layer, context.retention.format or "")
 
-    def _quantized(self, context: NewContext, new: NewSegment, *, standalone: bool, shift: int = 0) -> SegmentView:
+    def _encoded(self, context: NewContext, new: NewSegment, *, standalone: bool, shift: int = 0) -> SegmentView:
         """All of a context's new segment, in its format. Raises CapacityError or InvalidArgument, and then everything was given
         back."""
         with ExitStack() as undo:
             undo.callback(new.release)
             for layer in range(len(new.tables)):
-                self.quantize(context, new.tables, layer)
+                self.encode(context, new.tables, layer)
             undo.pop_all()
         return new.view(self.budget, standalone=standalone, shift=shift)
 
@@ -163,7 +163,7 @@ class Publisher:
         """The views and a new segment behind them. Raises CapacityError, and then everything was released."""
         with ExitStack() as undo:
             undo.callback(release_views, views)
-            extended = (*views, self._quantized(context, new, standalone=standalone))
+            extended = (*views, self._encoded(context, new, standalone=standalone))
             undo.pop_all()
         return extended
 

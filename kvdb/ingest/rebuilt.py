@@ -1,18 +1,19 @@
 """Segments that are made of the tokens of others."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 import numpy as np
 
 from kvdb.catalog.segment import Segment
 from kvdb.catalog.stored_queries import StoredQueries
+from kvdb.codecs.base import Rounding
 from kvdb.errors import CapacityError
 from kvdb.ingest.new_segment import NewSegment
-from kvdb.storage.block_layout import Rounding
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.store import BlockStore
+from kvdb.storage.token_scores import Float16, TokenScores
 
 
 class RebuiltPart(NamedTuple):
@@ -47,7 +48,7 @@ def rebuilt(parts: Sequence[RebuiltPart], blocks: BlockStore, format: str | None
             f"segment {segment.number} of {segment.nbytes:,} bytes cannot be laid out anew, as it does not fit into main "
             "memory as a whole; close sessions, or raise storage.cpu_bytes_max"
         )
-    first = parts[0]
+    first, scores = parts[0], _joined_scores(parts)
     tables: list[BlockTable] = []
     with ExitStack() as undo:
         for number, like in enumerate(first.segment.tables):
@@ -56,8 +57,11 @@ def rebuilt(parts: Sequence[RebuiltPart], blocks: BlockStore, format: str | None
             for part in parts:
                 part.segment.wait(number)
                 tables[-1].extend(part.segment.tables[number], part.start, part.stop)
+            if scores is not None:
+                with suppress(CapacityError):  # only the tokens must be kept
+                    tables[-1].scores = TokenScores(scores[0], scores[1][number], blocks.budget)
             if format is not None:
-                blocks.quantize(tables, number, format)
+                blocks.encode(tables, number, format)
         undo.pop_all()
     longest = max(parts, key=lambda part: part.stop - part.start).segment
     queries = StoredQueries.as_far_as_they_fit(blocks.budget, longest.indexes.queries)
@@ -67,6 +71,17 @@ def rebuilt(parts: Sequence[RebuiltPart], blocks: BlockStore, format: str | None
     if format is None:
         segment.rounding = Rounding.of_all([part.segment.rounding for part in parts])  # of all of their tokens
     return segment
+
+
+def _joined_scores(parts: Sequence[RebuiltPart]) -> tuple[str, Float16] | None:
+    """The name of the selector that scored all of these parts, and their scores, `[layers, kv_heads, tokens]`; None where none
+    did."""
+    found = [part.segment.scores.read(part.segment.place) for part in parts]
+    known = [one for one in found if one is not None]
+    if len(known) < len(parts) or len({selector for selector, _ in known}) > 1:
+        return None
+    cut = [values[..., part.start : part.stop] for (_, values), part in zip(known, parts, strict=True)]
+    return known[0][0], np.concatenate(cut, axis=-1)
 
 
 def _release(tables: list[BlockTable], number: int) -> None:

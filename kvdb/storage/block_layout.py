@@ -1,21 +1,21 @@
 """The layout of one block in memory, and copies of tokens into and out of runs of blocks."""
 
 import atexit
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from math import sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 import kvdb._native as _native
+import kvdb.codecs.registry as codecs
 from indexes.base import Int64
-from kvdb.types import DTYPES, FORMATS, Addresses, Array, ModelSpec
+from kvdb.codecs.base import Codec, Rounding
+from kvdb.types import DTYPES, Addresses, Array, ModelSpec, bits
 
 FORMAT_MASK = 7
-"""The bits of a block's address where its format is: the number of its name in FORMATS."""
+"""The bits of a block's address where the number of its codec is."""
 
 
 class NonFinite(NamedTuple):
@@ -26,36 +26,12 @@ class NonFinite(NamedTuple):
     token: int
 
 
-class Rounding(NamedTuple):
-    """Squared lengths: of what quantizing changed in the keys, of the keys, and the same of the values."""
-
-    keys_changed: float
-    keys: float
-    values_changed: float
-    values: float
-
-    @classmethod
-    def of_all(cls, roundings: Sequence["Rounding"]) -> "Rounding":
-        """That of several layers or segments together; zeros for none."""
-        return cls(*(sum(lengths) for lengths in zip(*roundings, strict=True))) if roundings else cls(0.0, 0.0, 0.0, 0.0)
-
-    @property
-    def key_error(self) -> float:
-        """The relative error of the keys."""
-        return sqrt(self.keys_changed / self.keys) if self.keys else 0.0
-
-    @property
-    def value_error(self) -> float:
-        """The relative error of the values."""
-        return sqrt(self.values_changed / self.values) if self.values else 0.0
-
-
 @dataclass(frozen=True)
 class BlockLayout:
     """A block is `[2, kv_heads, block_size, head_dim]`: the K plane, then the V plane, so that one head's keys lie together.
 
-    dtype: that of the keys and values that come in and go out. format: "" for blocks that hold them as they are, or one of
-    `kvdb.types.FORMATS`: then they are written once, by `quantize`, and read as what rounding left.
+    dtype: that of the keys and values that come in and go out. format: the name of the codec, "" for blocks as above. Others are
+    written once, by `encode`, and read as what is left.
     """
 
     dtype: str
@@ -69,10 +45,12 @@ class BlockLayout:
         return cls(spec.dtype, spec.kv_heads, spec.head_dim, block_size)
 
     @cached_property
+    def codec(self) -> Codec:
+        return codecs.CODECS[self.format]
+
+    @cached_property
     def nbytes(self) -> int:
-        if self.format:
-            return _native.block_bytes(self.native, self.native_format)
-        return 2 * self.kv_heads * self.block_size * self.head_dim * DTYPES[self.dtype].itemsize
+        return self.codec.nbytes(self.native)
 
     @cached_property
     def token_nbytes(self) -> int:
@@ -81,17 +59,16 @@ class BlockLayout:
 
     @cached_property
     def value_nbytes(self) -> int:
-        """The bytes of one token's values. Those of int8-int4 lie as in int4; elsewhere keys take as much as values."""
-        return (self.quantized("int4") if self.format == "int8-int4" else self).token_nbytes // 2
+        """The bytes of one token's values."""
+        return self.codec.value_nbytes(self.native) // self.block_size
 
     def nbytes_of(self, addresses: Addresses, counts: npt.NDArray[np.int32]) -> int:
         """The bytes of so many tokens of each block, whose format its address tells (`tag`)."""
         formats = addresses & np.uint64(FORMAT_MASK)
         if not formats.any():
             return int(counts.sum()) * self.token_nbytes
-        tokens = np.bincount(formats.astype(np.int64), weights=counts, minlength=len(FORMATS))
-        layouts = [self.quantized(name) for name in FORMATS]
-        return sum(int(n) * layout.nbytes // self.block_size for n, layout in zip(tokens, layouts, strict=True) if n)
+        tokens = np.bincount(formats.astype(np.int64), weights=counts)
+        return sum(int(n) * self.of_block(number).nbytes // self.block_size for number, n in enumerate(tokens) if n)
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -101,22 +78,18 @@ class BlockLayout:
     def native(self) -> _native.Geometry:
         return _geometry(self.dtype, self.kv_heads, self.head_dim, self.block_size)
 
-    @property
-    def native_format(self) -> _native.BlockFormat:
-        return _native.BlockFormat[self.format.replace("-", "_") or "raw"]
-
-    @property
+    @cached_property
     def tag(self) -> np.uint64:
-        """What is added to the address of a block for the kernels of attention, so that they know its format."""
-        return np.uint64(self.native_format.value)
+        """What is added to the address of a block for the kernels of attention, so that they know how it lies."""
+        return np.uint64(self.codec.number)
 
-    def quantized(self, format: str) -> "BlockLayout":  # noqa: A002  # the field's name
+    def in_format(self, format: str) -> "BlockLayout":  # noqa: A002  # the field's name
         """The layout of the same tokens in that format."""
         return replace(self, format=format)
 
     def of_block(self, address: int) -> "BlockLayout":
-        """The layout of a block of the same tokens, whose format its address tells (`tag`)."""
-        return self.quantized(FORMATS[int(address) & FORMAT_MASK])
+        """The layout of a block of the same tokens that lies as its address tells (`tag`)."""
+        return self.in_format(codecs.of_number(int(address) & FORMAT_MASK).name)
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
@@ -128,11 +101,8 @@ class BlockLayout:
         return None if bad is None else NonFinite(*bad)
 
     def copy_first(self, source: int, target: int, n: int) -> None:
-        """Copy one block at these addresses, with zeros behind its first n tokens where it is quantized, and else only these."""
-        if self.format:
-            _native.cut(self.native, self.native_format, source, n, target)
-        else:
-            self.copy(np.array([source], np.uint64), 0, np.array([target], np.uint64), 0, n)
+        """Copy the first n tokens of one block at these addresses."""
+        self.codec.copy_first(self.native, source, n, target)
 
     def finite(self, array: Array, logs: Array | None = None) -> bool:
         """Whether an array `[heads, n, head_dim]` of any number of heads holds neither NaN nor infinity. logs: float32
@@ -147,14 +117,11 @@ class BlockLayout:
 
     def read_into(self, addresses: Addresses, start: int, k: Array, v: Array) -> None:
         """Like `read`, into arrays of the caller's in the layout's dtype, whose last dimension is contiguous."""
-        if self.format:
-            _native.dequantize(self.native, self.native_format, addresses, start, k.shape[1], bits(k), bits(v))
-        else:
-            _native.gather(self.native, addresses, start, k.shape[1], bits(k), bits(v))
+        self.codec.decode(self.native, addresses, start, k, v)
 
-    def quantize(self, source: Addresses, n: int, target: Addresses) -> Rounding:
+    def encode(self, source: Addresses, n: int, target: Addresses) -> Rounding:
         """Write the first n tokens of a run of plain blocks into blocks of this layout, one for each."""
-        return Rounding(*_native.quantize(self.native, self.native_format, source, n, target))
+        return self.codec.encode(self.native, source, n, target)
 
     def read_at(self, addresses: Addresses, tokens: Int64) -> tuple[Array, Array]:
         """k and v, `[kv_heads, n, head_dim]`, of n tokens of a run, int64, in any order."""
@@ -165,16 +132,6 @@ class BlockLayout:
     def copy(self, source: Addresses, source_start: int, target: Addresses, target_start: int, n: int) -> None:
         """Copy n tokens between two runs, at any alignment."""
         _native.copy(self.native, source, source_start, target, target_start, n)
-
-
-def bits(array: Array) -> Array:
-    """The array in the form that native code takes: 16-bit floats as uint16, float32 as it is, the last dimension contiguous.
-
-    It is copied only where that dimension is not.
-    """
-    if array.strides[-1] != array.itemsize and array.size:
-        array = np.ascontiguousarray(array)
-    return array if array.itemsize == 4 else array.view(np.uint16)
 
 
 @cache

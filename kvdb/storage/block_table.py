@@ -8,9 +8,11 @@ import numpy as np
 
 import indexes.blocks as indexable
 from indexes.base import Int64
+from kvdb.codecs.base import Rounding
 from kvdb.errors import InvalidArgument, NonFiniteError
-from kvdb.storage.block_layout import BlockLayout, Rounding
+from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.tier import Blocks, Tier
+from kvdb.storage.token_scores import TokenScores
 from kvdb.types import Addresses, Array
 
 NO_BLOCKS: Blocks = np.zeros(0, np.int64)
@@ -21,16 +23,18 @@ class BlockTable:
     """The blocks of one layer of one segment or tail, `length` tokens long; the last block may be partly filled.
 
     It takes blocks as tokens come, so that it wastes at most one block, and owns a reference to each. A block that it shares with
-    another table is copied before it is written. rounding: what quantizing changed of its tokens.
+    another table is copied before it is written. rounding: what encoding changed of its tokens.
+    scores: those of its tokens, which it owns; None for none.
     """
 
-    __slots__ = ("_addresses", "_blocks", "_count", "layout", "length", "rounding", "tier")
+    __slots__ = ("_addresses", "_blocks", "_count", "layout", "length", "rounding", "scores", "tier")
 
     def __init__(self, tier: Tier, layout: BlockLayout) -> None:
         self.tier = tier
         self.layout = layout
         self.length = 0
         self.rounding = Rounding.of_all(())
+        self.scores: TokenScores | None = None
         self._count = 0
         self._blocks: Blocks = NO_BLOCKS
         self._addresses: Addresses = NO_ADDRESSES
@@ -47,7 +51,7 @@ class BlockTable:
     @property
     def tagged(self) -> Addresses:
         """The addresses as the kernels of attention take them, with the format of the blocks."""
-        return self.addresses | self.layout.tag if self.layout.format else self.addresses
+        return self.addresses | self.layout.tag if self.layout.tag else self.addresses
 
     @property
     def nbytes(self) -> int:
@@ -113,14 +117,14 @@ class BlockTable:
         assert start + n <= self.length
         return self.layout.read(self.addresses, start, n)
 
-    def quantized(self, tier: Tier, layout: BlockLayout) -> "BlockTable":
-        """A table of the same tokens in the format of `layout`, with blocks of `tier`. Raises CapacityError, and InvalidArgument
-        for numbers that are too large to be rotated in float32."""
+    def encoded(self, tier: Tier, layout: BlockLayout) -> "BlockTable":
+        """A table of the same tokens in the format of `layout`, with blocks of `tier`; its own are plain. Raises CapacityError,
+        and InvalidArgument for numbers that are too large for the format."""
         twin = BlockTable(tier, layout)
         with ExitStack() as undo:
             undo.callback(twin.release)
             twin.reserve(self.length)
-            twin.rounding = layout.quantize(self.addresses, self.length, twin.addresses)
+            twin.rounding = layout.encode(self.addresses, self.length, twin.addresses)
             if not all(map(isfinite, twin.rounding)):
                 raise InvalidArgument(
                     f"keys or values are too large for the format {layout.format!r}; expected them to be below 1e36, "
@@ -182,7 +186,10 @@ class BlockTable:
         return twin
 
     def release(self) -> None:
-        """Give every block back; the table is empty afterwards."""
+        """Give every block back, and forget the scores; the table is empty afterwards."""
+        if self.scores is not None:
+            self.scores.release()
+            self.scores = None
         self._release_behind(0)
         self.length = 0
 

@@ -2,8 +2,9 @@
 
 A layer that is read whole comes in as a whole: of the others those go first that are expected to be used last
 (`kvdb.storage.next_use`). Of a layer that is searched come the pages that native code asks for, for which pages of other layers
-go by a clock (`_native.PagePool`). A layer is pinned while it is used, and nothing of it goes meanwhile. What goes is never
-written, because a segment never changes and its file holds it already.
+go by a clock (`_native.PagePool`). Where a selector scored the tokens, the best share of each layer's blocks stays until nothing
+else is left that could go. A layer is pinned while it is used, and nothing of it goes meanwhile. What goes is never written,
+because a segment never changes and its file holds it already.
 """
 
 import logging
@@ -30,7 +31,9 @@ class BufferPool:
     each other. lock: the lock of the budget, because tiers that lack room take back what the pool does not use.
     """
 
-    def __init__(self, budget: CpuBudget) -> None:
+    def __init__(self, budget: CpuBudget, share: float = 0.0) -> None:
+        """share: see `Pool.share`."""
+        self.share = share
         self._tiers: dict[int, PagedTier] = {}
         self.pages = _native.PagePool()
         self._segments: set[PagedSegment] = set()
@@ -143,13 +146,15 @@ class BufferPool:
         short = self._room.shortage(nbytes)
         if short <= 0:
             return True
-        victims = []
         evictable = [layer for layer in self._layers() if layer.held_nbytes and self._idle(layer) and layer not in keep]
-        for layer in sorted(evictable, key=lambda layer: layer.use.expected(self._now), reverse=True):
+        evictable.sort(key=lambda layer: layer.use.expected(self._now), reverse=True)
+        victims: list[tuple[PagedLayer, bool]] = []
+        rest, best = [(layer, False) for layer in evictable], [(layer, True) for layer in evictable]
+        for layer, preferred_too in rest if ahead else rest + best:
             if short <= 0 or (ahead and layer.use.wanted):
                 break
-            victims.append(layer)
-            short -= layer.held_nbytes
+            victims.append((layer, preferred_too))
+            short -= layer.preferred_nbytes if preferred_too else layer.held_nbytes - layer.preferred_nbytes
         if short > 0:
             return False
         self._evict(victims)
@@ -226,11 +231,11 @@ class BufferPool:
             layer.use.wanted = True
         reading.add_done_callback(_log_death)
 
-    def _evict(self, layers: Sequence[PagedLayer]) -> None:
-        """Free the memory of layers that nobody reads; called with the lock held."""
-        for layer in layers:
+    def _evict(self, victims: Sequence[tuple[PagedLayer, bool]]) -> None:
+        """Free the memory of layers that nobody reads, and whether that of their best blocks, too; called with the lock held."""
+        for layer, preferred_too in victims:
             layer.use.wanted = False
-            layer.opened().discard()
+            layer.opened().discard(preferred_too)
         self._room.settle()
 
     def _trim(self, nbytes: int) -> None:

@@ -4,14 +4,20 @@ import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import ceil
 from threading import Lock
 from typing import Protocol, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 import kvdb._native as _native
+from indexes.base import Int64
 from kvdb.errors import KvdbError
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.next_use import NextUse
 from kvdb.storage.paged import PagedTier
+from kvdb.storage.segment_head import Contents
 from kvdb.storage.stored_segment import StoredSegment, read_error
 from query_optimizer.explain import milliseconds
 
@@ -23,6 +29,8 @@ class Pool(Protocol):
 
     pages: _native.PagePool
     """Counts what their pages take."""
+    share: float
+    """The share of the blocks of each layer that stay in memory before all others, where their scores are known."""
 
     def tier(self, block_nbytes: int) -> PagedTier:
         """The tier for blocks of that size."""
@@ -86,6 +94,11 @@ class PagedLayer:
         return 0 if self.pages is None else self.pages.nbytes
 
     @property
+    def preferred_nbytes(self) -> int:
+        """The bytes of those of them that stay before all others."""
+        return 0 if self.pages is None else self.pages.preferred_nbytes
+
+    @property
     def resident(self) -> bool:
         """Whether all of it is in memory."""
         return self.pages is not None and self.pages.full
@@ -103,6 +116,9 @@ class PagedLayer:
                 for layer in self.segment.layers:
                     if layer.pages is None:
                         pages = layer.segment.stored.pages(self.segment.pool.pages, layer.number, layer.table)
+                        if self.segment.scores is not None:
+                            best = best_blocks(self.segment.scores[layer.number], self.segment.pool.share)
+                            pages.prefer(units_of(self.segment.stored.contents, best))
                         self.segment.tier.hold(layer.table.blocks, pages)
                         layer.pages = pages
         assert self.pages is not None
@@ -121,9 +137,11 @@ class PagedSegment:
     """The layers of one segment in a pool, until `Pool.drop`. reserved: the bytes of main memory that nobody else may take of the
     pool, as long as the segment is open."""
 
-    def __init__(self, pool: Pool, stored: StoredSegment, tables: Sequence[BlockTable]) -> None:
-        """tables: empty ones, which take blocks of the pool's tier from now on. Raises CapacityError, and then they are as they
-        were."""
+    def __init__(
+        self, pool: Pool, stored: StoredSegment, tables: Sequence[BlockTable], scores: npt.NDArray[np.float16] | None = None
+    ) -> None:
+        """tables: empty ones, which take blocks of the pool's tier from now on. scores: of their blocks, `[layers, blocks]`, None
+        where these are not known. Raises CapacityError, and then the tables are as they were."""
         self._home = tables[0].tier
         self.tier = pool.tier(tables[0].layout.nbytes)
         with ExitStack() as undo:
@@ -136,6 +154,7 @@ class PagedSegment:
         self.pool = pool
         self.stored = stored
         self.tables = tables
+        self.scores = scores
         self.layers = [PagedLayer(self, number) for number in range(len(tables))]
         self.reserved = 0
         self.opening = Lock()
@@ -161,6 +180,17 @@ class PagedSegment:
             self._used = layer
 
 
+def best_blocks(scores: npt.NDArray[np.float16], share: float) -> Int64:
+    """The blocks with the best of these scores, int64: the share of them, rounded up. Of equal ones the first is better."""
+    return np.argsort(-scores, kind="stable")[: ceil(share * len(scores))]
+
+
+def units_of(contents: Contents, blocks: Int64) -> npt.NDArray[np.int32]:
+    """The units of a layer that hold these blocks alone, int32; none where a unit holds several blocks."""
+    each = contents.layout.nbytes // contents.unit_nbytes if contents.direct else 0
+    return (each * blocks[:, None] + np.arange(each)).reshape(-1).astype(np.int32)
+
+
 @contextmanager
 def pinned(layers: Sequence[PagedLayer]) -> Iterator[None]:
     """Keep layers in memory while the body runs; the same one may stand there twice. Raises what `Pool.pin` raises."""
@@ -178,7 +208,7 @@ def pinned(layers: Sequence[PagedLayer]) -> Iterator[None]:
 def reading(layers: Sequence[PagedLayer], answer: Callable[[], T], *, whole: bool) -> T:
     """What `answer` returns, with these layers in memory: all of them, or else only the pages that native code asks for, unless
     these find no room. Raises what `answer` and `Pool.pin` raise."""
-    if layers and not whole and not any(layer.table.layout.format for layer in layers):  # pages of these do not know rows
+    if layers and not whole and all(layer.table.layout.codec.has_rows for layer in layers):
         pool = layers[0].segment.pool
         pool.use(layers)
         try:

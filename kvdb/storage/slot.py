@@ -5,8 +5,8 @@ from functools import cached_property
 
 from kvdb.storage.block_layout import BlockLayout
 
-FORMATS = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1}
-"""The bytes of an element in each format. float8 is e4m3; it and int8 have a float32 scale for each key and each value."""
+SLOT_FORMATS = {"float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1}
+"""The bytes of an element, by the format of a slot. float8 is e4m3; it and int8 have a float32 scale for each key and value."""
 ALIGNMENT = 256
 """In bytes; every area of a slot begins at a multiple of it, so that kernels load 16 bytes at a time."""
 BOUND_TOKENS = 32
@@ -37,7 +37,7 @@ class SlotLayout:
 
     @property
     def quantised(self) -> bool:
-        return FORMATS[self.format] == 1
+        return SLOT_FORMATS[self.format] == 1
 
     @property
     def pages(self) -> int:
@@ -46,7 +46,7 @@ class SlotLayout:
 
     @cached_property
     def values_at(self) -> int:
-        return _aligned(self.kv_heads * self.block_size * self.head_dim * FORMATS[self.format])
+        return _aligned(self.kv_heads * self.block_size * self.head_dim * SLOT_FORMATS[self.format])
 
     @cached_property
     def scales_at(self) -> int:

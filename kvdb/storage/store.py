@@ -1,14 +1,16 @@
 """The tiers of one database, one pool for each size of block."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from time import sleep
 from typing import TYPE_CHECKING, NamedTuple
 
+import kvdb.codecs.registry as codecs
 from kvdb.config import StorageConfig
-from kvdb.config.storage import QUANTIZED_GROUP
-from kvdb.errors import IntegrityError, InvalidArgument
+from kvdb.errors import CapacityError, IntegrityError, InvalidArgument
+from kvdb.selectors.registry import SELECTORS
 from kvdb.storage.block_layout import BlockLayout
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget
@@ -26,6 +28,7 @@ from kvdb.storage.store_folder import StoreFolder
 from kvdb.storage.stored_segment import StoredSegment
 from kvdb.storage.temporary_folder import TemporaryFolder
 from kvdb.storage.tier import Blocks
+from kvdb.storage.token_scores import TokenScores, scored
 from kvdb.types import ModelSpec, TierStats
 
 if TYPE_CHECKING:
@@ -70,13 +73,14 @@ class BlockStore:
         self.disk_bytes_max = config.disk_bytes_max
         self.slabs = None if gpu is None else Slabs(config, gpu)
         self.budget = CpuBudget(config.cpu_bytes_max)
-        self.loader = Loader(BufferPool(self.budget))
+        self.loader = Loader(BufferPool(self.budget, config.selector_share if config.selector else 0.0))
+        self._selector = SELECTORS[config.selector] if config.selector else None
         self._tiers: dict[int, CpuTier] = {}
         self._lock = Lock()
 
     def tables(self, spec: ModelSpec, format: str = "") -> list[BlockTable]:  # noqa: A002  # the field's name
         """An empty table for each layer, of blocks in that format (see `BlockLayout`). Takes no blocks."""
-        layout = BlockLayout.of(spec, self._config.block_size).quantized(format)
+        layout = BlockLayout.of(spec, self._config.block_size).in_format(format)
         tier = self._tier(layout)
         return [BlockTable(tier, layout) for _ in range(spec.layers)]
 
@@ -84,22 +88,32 @@ class BlockStore:
         """The format of new segments: the one that is asked for, None for `storage.format`. Raises InvalidArgument where blocks
         cannot have it."""
         name = self._config.format if asked is None else asked
-        if name and self._config.block_size % QUANTIZED_GROUP:
+        multiple = codecs.CODECS[name].block_tokens
+        if self._config.block_size % multiple:
             raise InvalidArgument(
-                f"format={name!r} needs blocks of a multiple of {QUANTIZED_GROUP} tokens; storage.block_size is "
+                f"format={name!r} needs blocks of a multiple of {multiple} tokens; storage.block_size is "
                 f"{self._config.block_size}"
             )
         return name
 
-    def quantize(self, tables: list[BlockTable], layer: int, format: str) -> None:  # noqa: A002  # the field's name
-        """Replace a layer's table, which is to be stored, by one of the same tokens in that format, if it is not in one already.
-        Raises CapacityError and InvalidArgument; then it is as it was."""
+    def encode(self, tables: list[BlockTable], layer: int, format: str) -> None:  # noqa: A002  # the field's name
+        """Have a layer's table, which is to be stored, scored and replaced by one of the same tokens in that format, if it is not
+        yet. Raises CapacityError and InvalidArgument; then it is as it was."""
         table = tables[layer]
+        self._score(layer, table)
         if table.layout.format == format:
             return
-        layout = table.layout.quantized(format)
-        tables[layer] = table.quantized(self._tier(layout), layout)
+        layout = table.layout.in_format(format)
+        tables[layer] = table.encoded(self._tier(layout), layout)
+        tables[layer].scores, table.scores = table.scores, None
         table.release()
+
+    def _score(self, layer: int, table: BlockTable) -> None:
+        """Give its tokens the scores of `storage.selector`, where there is one, and room for them."""
+        if self._selector is not None and table.scores is None:
+            values = scored(self._selector, layer, table.layout, table.addresses, table.length)
+            with suppress(CapacityError):  # only the tokens must be kept
+                table.scores = TokenScores(self._selector.name, values, self.budget)
 
     def _tier(self, layout: BlockLayout) -> CpuTier:
         with self._lock:

@@ -1,10 +1,9 @@
 """Values that all rooms of kvdb share: what a model's cache is, and what the database says of itself."""
 
-from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, KeysValues, Positions, Tokens
+from kvdb.types.arrays import DTYPES, Addresses, Array, Bools, Float32, KeysValues, Positions, Tokens, bits
 from kvdb.types.contexts import (
     DEFAULT_RETENTION,
     DURABILITIES,
-    FORMATS,
     BackedUp,
     Checked,
     ContextInfo,
@@ -48,7 +47,6 @@ __all__ = [
     "DTYPES",
     "DURABILITIES",
     "ERROR",
-    "FORMATS",
     "HEADS_MAX",
     "HEADS_TOTAL_MAX",
     "HEAD_DIM_MAX",
@@ -87,4 +85,5 @@ __all__ = [
     "Tokens",
     "UnknownFile",
     "ViewInfo",
+    "bits",
 ]

@@ -21,3 +21,13 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
+
+
+def bits(array: Array) -> Array:
+    """The array in the form that native code takes: 16-bit floats as uint16, float32 as it is, the last dimension contiguous.
+
+    It is copied only where that dimension is not.
+    """
+    if array.strides[-1] != array.itemsize and array.size:
+        array = np.ascontiguousarray(array)
+    return array if array.itemsize == 4 else array.view(np.uint16)

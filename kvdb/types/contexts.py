@@ -10,9 +10,6 @@ DURABILITIES = ("memory", "os", "durable")
 """What a context in a store outlives: an orderly end of the database alone, the end of the process however it comes, or the loss
 of the machine's power too. Each takes longer than the one before."""
 
-FORMATS = ("", "int8", "int8-int4", "int4")
-"""How segments hold keys and values: as they came, both in eight bits, values in four, or both in four."""
-
 
 @dataclass(frozen=True)
 class ContextInfo:
@@ -69,8 +66,8 @@ class Retention:
     """What a new context outlives, how long it is kept, how its new tokens are held, and what is noted of it, from the start on.
 
     durability: one of DURABILITIES, None for the configuration's. ttl: in how many seconds from then it is dropped, None or
-    infinite for never. pinned, metadata: see `ContextInfo`. format: one of FORMATS, None for the configuration's; tokens that are
-    stored already stay as they are."""
+    infinite for never. pinned, metadata: see `ContextInfo`. format: the name of a codec (`kvdb.codecs`), None for the
+    configuration's; tokens that are stored already stay as they are."""
 
     durability: str | None = None
     ttl: float | None = None

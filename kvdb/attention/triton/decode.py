@@ -18,7 +18,7 @@ from kvdb.attention.triton.tile import (
     stored,
     tile_tokens,
 )
-from kvdb.storage.slot import FORMATS
+from kvdb.storage.slot import SLOT_FORMATS
 
 
 def decode(
@@ -47,7 +47,7 @@ def decode(
         narrow = launch.rows == TILE_ROWS[0]
         merged = triton.next_power_of_2(batch.group) if narrow else 16
         # Narrow rows and narrow elements leave more registers to the merge, which then waits less often.
-        held = 64 if narrow and FORMATS[pages.layout.format] <= 2 else 32
+        held = 64 if narrow and SLOT_FORMATS[pages.layout.format] <= 2 else 32
         _decode_kernel[(launch.programs * pages.layout.kv_heads,)](
             q,
             stored(pages),
@@ -79,7 +79,7 @@ def decode(
 def shape(pages: Pages, batch: Batch, rows: int, merged: int = 16, held: int = 32) -> dict[str, int | bool]:
     """Constants of a launch with tiles of so many query rows, and how many warps and stages they take. merged: rows that are
     merged at a time; held: values that a thread holds meanwhile."""
-    columns, element = padded(pages.layout.head_dim), FORMATS[pages.layout.format]
+    columns, element = padded(pages.layout.head_dim), SLOT_FORMATS[pages.layout.format]
     warps = 8 if rows == 128 else 4
     return {
         "GROUP": batch.group,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kvdb.attention.triton.pages import Pages
-from kvdb.storage.slot import FORMATS
+from kvdb.storage.slot import SLOT_FORMATS
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -29,13 +29,13 @@ def padded(head_dim: int) -> int:
 
 def tile_tokens(pages: Pages) -> int:
     """Tokens of a tile, at most 128. Its keys and values take 32 KiB at most."""
-    element = max(2, FORMATS[pages.layout.format])
+    element = max(2, SLOT_FORMATS[pages.layout.format])
     return max(16, min(128, (16 << 10) // (padded(pages.layout.head_dim) * element)))
 
 
 def constants(pages: Pages) -> dict[str, Any]:
     """The constants of a kernel that follow from the layout of these pages."""
-    layout, element = pages.layout, FORMATS[pages.layout.format]
+    layout, element = pages.layout, SLOT_FORMATS[pages.layout.format]
     return {
         "KV_HEADS": layout.kv_heads,
         "HEAD_DIM": layout.head_dim,

@@ -11,6 +11,7 @@ namespace kvdb {
 namespace {
 
 using SumsArray = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using UnitsArray = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
 
 void check_extent(std::uint64_t begin, std::int64_t nbytes, std::int64_t unit_nbytes,
@@ -92,16 +93,30 @@ void bind_pages(nb::module_& m) {
             "pool"_a, "begin"_a, "nbytes"_a, "unit_nbytes"_a, "file"_a, "file_nbytes"_a, "at"_a,
             "layer"_a, "block_nbytes"_a, "sum_nbytes"_a, "sums"_a, "read"_a = nb::none(),
             nb::keep_alive<1, 2>())
+        .def(
+            "prefer",
+            [](LayerPages& self, const UnitsArray& units) {
+                const std::vector<std::int32_t> listed(units.data(), units.data() + units.size());
+                for (const std::int32_t unit : listed) {
+                    if (unit < 0 || unit >= self.units()) {
+                        fail("unit " + std::to_string(unit) + " is none of the layer's " +
+                             std::to_string(self.units()));
+                    }
+                }
+                self.prefer(listed);
+            },
+            "units"_a)
         .def("pin", &LayerPages::pin)
         .def("unpin", &LayerPages::unpin)
         .def("take_all", &LayerPages::take_all, Unlocked())
         .def("read", &LayerPages::read, Unlocked())
         .def("give_up", &LayerPages::give_up, Unlocked())
-        .def("discard", &LayerPages::discard, Unlocked())
+        .def("discard", &LayerPages::discard, "preferred_too"_a = true, Unlocked())
         .def("leave", &LayerPages::leave, Unlocked())
         .def_prop_ro("full", &LayerPages::full)
         .def_prop_ro("nbytes", &LayerPages::nbytes)
         .def_prop_ro("missing_nbytes", &LayerPages::missing_nbytes)
+        .def_prop_ro("preferred_nbytes", &LayerPages::preferred_nbytes)
         .def_prop_ro("waits", [](const LayerPages& self) {
             const PageWaits waits = self.waits();
             return nb::make_tuple(waits.pages, waits.batches, waits.seconds);

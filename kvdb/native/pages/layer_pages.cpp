@@ -1,3 +1,4 @@
+// size: one class: how the pages of a layer come, are checked, and go.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -59,7 +60,10 @@ class File {
 
 LayerPages::LayerPages(PagePool& pool, std::uint64_t begin, std::int64_t nbytes,
                        std::int64_t unit_nbytes, LayerPlace place)
-    : PagedMemory(begin, nbytes, unit_nbytes), pool_(pool), place_(std::move(place)) {
+    : PagedMemory(begin, nbytes, unit_nbytes),
+      pool_(pool),
+      place_(std::move(place)),
+      preferred_(units_) {
     const std::lock_guard lock(pool_.mutex_);
     pool_.layers_.push_back(this);
 }
@@ -74,6 +78,17 @@ void LayerPages::leave() {
     discard();
     const std::lock_guard lock(pool_.mutex_);
     std::erase(pool_.layers_, this);
+}
+
+void LayerPages::prefer(const std::vector<std::int32_t>& units) {
+    const std::lock_guard lock(pool_.mutex_);
+    preferred_.assign(units_, false);
+    for (const std::int32_t unit : units) preferred_[unit] = true;
+    preferred_taken_ = 0;
+    for (std::int32_t unit = 0; unit < units_; ++unit) {
+        preferred_taken_ +=
+            preferred_[unit] && uses_[unit].load(std::memory_order_relaxed) != absent;
+    }
 }
 
 void LayerPages::pin() {
@@ -94,6 +109,11 @@ std::int64_t LayerPages::nbytes() const {
 std::int64_t LayerPages::missing_nbytes() const {
     const std::lock_guard lock(pool_.mutex_);
     return (units_ - taken_) * unit_nbytes_;
+}
+
+std::int64_t LayerPages::preferred_nbytes() const {
+    const std::lock_guard lock(pool_.mutex_);
+    return preferred_taken_ * unit_nbytes_;
 }
 
 PageWaits LayerPages::waits() const {
@@ -170,19 +190,23 @@ void LayerPages::give_up() {
     pool_.ended_.notify_all();
 }
 
-void LayerPages::discard() {
+void LayerPages::discard(bool preferred_too) {
     const std::lock_guard lock(pool_.mutex_);
     for (std::int32_t begin = 0, end; begin < units_; begin = end) {
-        const auto there = [&](std::int32_t unit) {
-            return unit < units_ && uses_[unit].load(std::memory_order_relaxed) != absent;
+        const auto goes = [&](std::int32_t unit) {
+            return unit < units_ && uses_[unit].load(std::memory_order_relaxed) != absent &&
+                   (preferred_too || !preferred_[unit]);
         };
-        for (end = begin + 1; there(begin) && there(end);) ++end;
-        if (there(begin)) forget(begin, end);
+        for (end = begin + 1; goes(begin) && goes(end);) ++end;
+        if (goes(begin)) forget(begin, end);
     }
 }
 
 void LayerPages::take(const std::vector<std::int32_t>& units) {
-    for (const std::int32_t unit : units) uses_[unit].store(on_its_way, std::memory_order_relaxed);
+    for (const std::int32_t unit : units) {
+        uses_[unit].store(on_its_way, std::memory_order_relaxed);
+        preferred_taken_ += preferred_[unit];
+    }
     taken_ += static_cast<std::int32_t>(units.size());
     pool_.taken_ += static_cast<std::int64_t>(units.size()) * unit_nbytes_;
 }
@@ -257,7 +281,7 @@ void LayerPages::check(const std::vector<std::int32_t>& units, std::size_t begin
 }
 
 // Moves the clock's hand to the end of the set, or until so many bytes went.
-std::int64_t LayerPages::sweep(std::int64_t nbytes) {
+std::int64_t LayerPages::sweep(std::int64_t nbytes, bool preferred_too) {
     if (pins_ > 0) return 0;
     std::int64_t gone = 0;
     std::int32_t first = hand_;  // of pages side by side that go
@@ -266,13 +290,14 @@ std::int64_t LayerPages::sweep(std::int64_t nbytes) {
     };
     for (; hand_ < units_ && gone < nbytes; ++hand_) {
         const std::uint8_t use = uses_[hand_].load(std::memory_order_relaxed);
-        if (use == new_here) {
+        const bool stays = preferred_[hand_] && !preferred_too;
+        if (use == new_here && !stays) {
             gone += unit_nbytes_;
             continue;
         }
         let_go();
         first = hand_ + 1;
-        if (use != absent && use != on_its_way) {
+        if (use != absent && use != on_its_way && !stays) {
             uses_[hand_].store(use - 1, std::memory_order_relaxed);
         }
     }
@@ -287,6 +312,7 @@ void LayerPages::forget(std::int32_t begin, std::int32_t end) {
         if (uses_[unit].exchange(absent, std::memory_order_relaxed) != on_its_way) {
             present_.fetch_sub(1, std::memory_order_release);
         }
+        preferred_taken_ -= preferred_[unit];
     }
     madvise(reinterpret_cast<void*>(address_of(begin)),
             static_cast<std::size_t>((end - begin) * unit_nbytes_), MADV_DONTNEED);

@@ -25,13 +25,15 @@ bool PagePool::make_room(std::int64_t nbytes) {
 }
 
 // A clock: its hand passes over a page as often as the page's uses say, and takes one of them away
-// each time.
+// each time. It passes over what is preferred until nothing else is left.
 std::int64_t PagePool::sweep(std::int64_t nbytes) {
     std::int64_t gone = 0;
     const std::size_t turns = (LayerPages::often + 1) * layers_.size();
-    for (std::size_t turn = 0; turn < turns && gone < nbytes; ++turn) {
-        gone += layers_[next_ % layers_.size()]->sweep(nbytes - gone);
-        if (gone < nbytes) ++next_;
+    for (const bool preferred_too : {false, true}) {
+        for (std::size_t turn = 0; turn < turns && gone < nbytes; ++turn) {
+            gone += layers_[next_ % layers_.size()]->sweep(nbytes - gone, preferred_too);
+            if (gone < nbytes) ++next_;
+        }
     }
     return gone;
 }

@@ -71,10 +71,15 @@ class LayerPages final : public PagedMemory {
                LayerPlace place);
     ~LayerPages() override;
 
+    // Units that go only once nothing else of any layer that nobody reads can go.
+    void prefer(const std::vector<std::int32_t>& units);
+
     void pin();  // nothing of it goes until as many `unpin`
     void unpin();
-    std::int64_t nbytes() const;          // taken by pages that are there or on their way
-    std::int64_t missing_nbytes() const;  // of the others
+    std::int32_t units() const { return units_; }
+    std::int64_t nbytes() const;            // taken by pages that are there or on their way
+    std::int64_t missing_nbytes() const;    // of the others
+    std::int64_t preferred_nbytes() const;  // taken by those that are preferred
     PageWaits waits() const;
 
     void bring(const std::vector<std::int32_t>& units) override;
@@ -85,8 +90,8 @@ class LayerPages final : public PagedMemory {
     void read();
     void give_up();  // what was taken and not read
 
-    // Has all of its pages go. Nobody reads it.
-    void discard();
+    // Has all of its pages go, or all but those that are preferred. Nobody reads it.
+    void discard(bool preferred_too = true);
     // The same for good, before the memory is given back.
     void leave();
 
@@ -96,13 +101,15 @@ class LayerPages final : public PagedMemory {
     void take(const std::vector<std::int32_t>& units);  // with the mutex held
     void fill(const std::vector<std::int32_t>& units);
     void check(const std::vector<std::int32_t>& units, std::size_t begin, std::size_t end) const;
-    std::int64_t sweep(std::int64_t nbytes);  // as `take`
+    std::int64_t sweep(std::int64_t nbytes, bool preferred_too);  // as `take`
     void forget(std::int32_t begin, std::int32_t end);
 
     PagePool& pool_;
     const LayerPlace place_;
     std::vector<std::int32_t> taken_all_;
-    std::int32_t taken_ = 0;  // units
+    std::vector<bool> preferred_;  // [units]
+    std::int32_t taken_ = 0;       // units
+    std::int32_t preferred_taken_ = 0;
     std::int32_t hand_ = 0;
     int pins_ = 0;
     PageWaits waits_;

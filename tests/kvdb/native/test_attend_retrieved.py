@@ -5,8 +5,8 @@ import pytest
 
 import kvdb._native as native
 from kvdb.attention import AttentionState, merge
-from kvdb.storage.block_layout import BlockLayout, bits
-from kvdb.types import DTYPES
+from kvdb.storage.block_layout import BlockLayout
+from kvdb.types import DTYPES, bits
 
 HEADS, GROUP, TOKENS, BLOCK = 2, 3, 150, 16
 SCALE = 0.2

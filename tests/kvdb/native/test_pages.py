@@ -185,3 +185,37 @@ def test_an_error_of_who_is_called_goes_on_without_a_name(tmp_path, error, numbe
     stored.raises = None
     assert stored.read(0)
     assert stored.holds(0)
+
+
+def test_preferred_pages_go_when_nothing_else_can(tmp_path):
+    stored = Stored(tmp_path / "file", 2, PAGES + 4)
+    best = np.array([3, 4, 11, 23], np.int32)
+    for pages in stored.pages:
+        pages.prefer(best)
+    assert stored.read(0)
+    assert stored.pages[0].preferred_nbytes == len(best) * PAGE
+    assert stored.read(1)
+    there = stored.arenas[0].bytes().reshape(PAGES, PAGE).any(axis=1)
+    assert np.flatnonzero(there).tolist() == best.tolist()
+    assert stored.pages[0].nbytes == stored.pages[0].preferred_nbytes == len(best) * PAGE
+    assert stored.pool.shrink((PAGES - 2) * PAGE) == (PAGES - 2) * PAGE
+    assert stored.pages[0].preferred_nbytes + stored.pages[1].preferred_nbytes == 6 * PAGE
+    stored.pages[1].discard()
+    assert stored.pages[1].preferred_nbytes == 0
+
+
+def test_all_but_preferred_pages_are_discarded(tmp_path):
+    stored = Stored(tmp_path / "file", 1, PAGES)
+    assert stored.read(0)
+    stored.pages[0].prefer(np.array([0, 5, 6], np.int32))
+    stored.pages[0].discard(preferred_too=False)
+    there = stored.arenas[0].bytes().reshape(PAGES, PAGE).any(axis=1)
+    assert np.flatnonzero(there).tolist() == [0, 5, 6]
+    assert stored.read(0)
+    assert stored.holds(0)
+
+
+@pytest.mark.parametrize("unit", [-1, PAGES])
+def test_a_page_that_is_none_cannot_be_preferred(tmp_path, unit):
+    with pytest.raises(ValueError, match=f"unit {unit} is none of the layer's {PAGES}"):
+        Stored(tmp_path / "file", 1, PAGES).pages[0].prefer(np.array([unit], np.int32))

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdb import _native
+from kvdb.codecs.registry import CODECS
 from tests.kvdb.native.blocks import DTYPES, Blocks, bits, draw_run, random
 from tests.reference import TOLERANCE, attention, relative_error
 
 pytestmark = pytest.mark.usefixtures("isa")
 
-FORMATS = {"int8": (0.01, 0.01), "int8_int4": (0.01, 0.13), "int4": (0.13, 0.13)}
-"""The largest relative errors of normally distributed keys and values. Rounding to 2^b - 1 steps of a row's range, which is some
-five to six deviations of 128 numbers, leaves 6 / (2^b - 1) / sqrt(12): 0.007 and 0.115."""
+FORMATS = {codec.representation.name: (codec.key_error_max, codec.value_error_max) for codec in CODECS.values() if codec.name}
+"""The largest relative errors of normally distributed keys and values, as each codec says them, by its representation."""
 ARITHMETIC = {"int8": 3e-3, "int8_int4": 1.5e-2, "int4": 2e-2}
 """The largest relative errors of an answer beside attention over what is stored: with four bits, a query and the weights are
 rounded to eight."""

@@ -5,13 +5,14 @@ import pytest
 
 import kvdb
 from kvdb.client.client import Client
+from kvdb.codecs.registry import CODECS
 from kvdb.config import Config, StorageConfig
 from kvdb.errors import ConfigError, InvalidArgument
 from tests.database import database
 from tests.reference import attention, relative_error
 
 SPEC = kvdb.ModelSpec("small", 2, 8, 2, 64, "float32", rope=kvdb.Rope(10000.0))
-FORMATS = {"int8": (0.01, 0.01), "int8-int4": (0.01, 0.13), "int4": (0.13, 0.13)}
+FORMATS = ["int8", "int8-int4", "int4"]
 ROUNDED = 2e-2
 """The relative error of an answer beside attention over what is stored, where queries and weights have eight bits."""
 TOKENS = 300
@@ -51,8 +52,8 @@ def test_a_context_says_how_it_is_stored_and_how_far_off_that_is(make_kv, name):
         with database() as plain:
             raw = Client(plain).import_context(SPEC, kv.tokens, kv.pairs(), name="doc").info
         assert info.format == name
-        assert 0 < info.key_error <= FORMATS[name][0]
-        assert 0 < info.value_error <= FORMATS[name][1]
+        assert 0 < info.key_error <= CODECS[name].key_error_max
+        assert 0 < info.value_error <= CODECS[name].value_error_max
         assert info.nbytes < 0.3 * raw.nbytes  # of float32
         assert (raw.format, raw.key_error, raw.value_error) == ("", 0, 0)
 

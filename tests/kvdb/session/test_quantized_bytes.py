@@ -5,7 +5,6 @@ import pytest
 import kvdb
 from kvdb.client.client import Client
 from kvdb.storage.block_layout import BlockLayout
-from kvdb.types import FORMATS
 from tests.database import database, small_config
 
 SPEC = kvdb.ModelSpec("small", 2, 8, 2, 64, "bfloat16", rope=kvdb.Rope(10000.0))
@@ -58,7 +57,7 @@ def test_searches_read_values_in_the_format_of_each_segment(make_kv, formats):
 @pytest.mark.parametrize(("dtype", "head_dim"), [("bfloat16", 128), ("float32", 64)])
 def test_bytes_of_keys_and_of_values_are_all_bytes(dtype, head_dim):
     raw = BlockLayout(dtype, 2, head_dim, 64)
-    layouts = [raw, *map(raw.quantized, FORMATS[1:])]
+    layouts = [raw, *map(raw.in_format, ("int8", "int8-int4", "int4"))]
     plain, eight, mixed, four = (layout.value_nbytes for layout in layouts)
     assert 2 * plain == raw.token_nbytes
     assert eight + mixed == pytest.approx(layouts[2].token_nbytes, rel=0.01)  # its keys are those of eight bits

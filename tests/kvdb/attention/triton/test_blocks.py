@@ -5,7 +5,7 @@ import torch
 
 from kvdb.attention.triton import blocks
 from kvdb.attention.triton.pages import TORCH, Pages
-from kvdb.storage.slot import FORMATS, SlotLayout
+from kvdb.storage.slot import SLOT_FORMATS, SlotLayout
 
 KV_HEADS, HEAD_DIM = 2, 24
 
@@ -25,7 +25,7 @@ def rows(n, seed=0, head_dim=HEAD_DIM, dtype=torch.float32):
     return [torch.randn(KV_HEADS, n, head_dim, generator=generator).to(dtype) for _ in "kv"]
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", SLOT_FORMATS)
 @pytest.mark.parametrize(("block_size", "start", "n"), [(5, 0, 15), (5, 3, 9), (5, 14, 1), (1, 1, 2), (64, 63, 66)])
 def test_what_is_stored_is_loaded_in_the_formats_precision(format_, block_size, start, n):
     pages = pages_of(format_, block_size)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvdb.attention.triton import coarse
-from kvdb.storage.slot import BOUND_TOKENS, FORMATS, SlotLayout
+from kvdb.storage.slot import BOUND_TOKENS, SLOT_FORMATS, SlotLayout
 from tests.kvdb.attention.triton.reference import error
 from tests.kvdb.attention.triton.sequences import Sequences, nan, queries
 from tests.kvdb.attention.triton.test_gather import tokens_of
@@ -32,7 +32,7 @@ def by_page(sequences, q, s, pages):
     return tokens, most
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", SLOT_FORMATS)
 @pytest.mark.parametrize(("block_size", "lengths"), [(64, [90, 64]), (48, [47, 100]), (7, [20, 3])])
 def test_no_key_of_a_page_exceeds_its_bound(format_, block_size, lengths):
     sequences, pages = bounded(SlotLayout(format_, KV_HEADS, 24, block_size), lengths)

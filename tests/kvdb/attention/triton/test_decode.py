@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvdb.attention.triton.batch import SPLIT_TOKENS_MAX, Batch, PartialBuffer, Piece, even_splits
 from kvdb.attention.triton.decode import decode
-from kvdb.storage.slot import FORMATS, SlotLayout
+from kvdb.storage.slot import SLOT_FORMATS, SlotLayout
 from tests.kvdb.attention.triton.reference import (
     DEVICE,
     TOLERANCE,
@@ -77,7 +77,7 @@ def queries(sequences, heads, head_dim, dtype=torch.float32):
     return torch.randn((sequences, heads, head_dim), generator=torch.Generator().manual_seed(5)).to(DEVICE, dtype)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", SLOT_FORMATS)
 @pytest.mark.parametrize(("block", "head_dim"), [(64, 64), (5, 40), (48, 16), (1, 8)])
 def test_pages_of_every_format_and_block_size_answer_exactly(form, block, head_dim):
     deck = Deck(SlotLayout(form, 2, head_dim, block), 60)

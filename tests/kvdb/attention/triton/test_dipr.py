@@ -8,7 +8,7 @@ import torch
 from kvdb.attention.triton.dipr import dipr
 from kvdb.attention.triton.pages import Runs
 from kvdb.attention.triton.workspace import DiprWorkspace
-from kvdb.storage.slot import FORMATS, SlotLayout
+from kvdb.storage.slot import SLOT_FORMATS, SlotLayout
 from tests.kvdb.attention.triton.reference import TOLERANCE, error
 from tests.kvdb.attention.triton.sequences import Sequences, nan, queries
 
@@ -74,7 +74,7 @@ def test_everything_in_range_is_found_and_attended(block_size, head_dim, lengths
     assert len(list(check(sequences, q, 8.0, answer))) == len(lengths)
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", SLOT_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_format(format_, dtype):
     sequences = Sequences.of(SlotLayout(format_, KV_HEADS, 32, 64), [70], seed=1)

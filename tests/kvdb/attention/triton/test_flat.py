@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvdb.attention.triton import flat
-from kvdb.storage.slot import FORMATS, SlotLayout
+from kvdb.storage.slot import SLOT_FORMATS, SlotLayout
 from tests.kvdb.attention.triton.reference import fill, make_pages, put, read
 from tests.kvdb.attention.triton.sequences import queries
 
@@ -20,7 +20,7 @@ def decoded(pages, slot, count):
     return (centres + step[..., None] * steps)[:, :count], left[:, :count]
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", SLOT_FORMATS)
 @pytest.mark.parametrize(("block_size", "head_dim", "count"), [(64, 64, 64), (48, 40, 31), (1, 8, 1), (100, 128, 99)])
 def test_no_key_is_farther_from_its_code_than_is_said(format_, block_size, head_dim, count):
     pages = make_pages(SlotLayout(format_, 2, head_dim, block_size), 3)

@@ -5,7 +5,7 @@ import torch
 
 from kvdb.attention.triton import gather as module
 from kvdb.attention.triton.workspace import Partials
-from kvdb.storage.slot import FORMATS, SlotLayout
+from kvdb.storage.slot import SLOT_FORMATS, SlotLayout
 from tests.kvdb.attention.triton.reference import TOLERANCE, error
 from tests.kvdb.attention.triton.sequences import Sequences, nan, queries
 
@@ -57,7 +57,7 @@ def check(sequences, q, lists, unit, capacity=64, tolerance=1e-5):
         assert (out[s][~some] == 0).all()
 
 
-@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("format_", SLOT_FORMATS)
 def test_tokens_of_every_format(format_):
     sequences = Sequences.of(SlotLayout(format_, KV_HEADS, 40, 16), [50, 33], seed=1)
     q = queries(2, Q_HEADS, 40)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvdb.attention.triton.batch import Batch, Piece
 from kvdb.attention.triton.prefill import prefill
-from kvdb.storage.slot import FORMATS, SlotLayout
+from kvdb.storage.slot import SLOT_FORMATS, SlotLayout
 from tests.kvdb.attention.triton.reference import (
     DEVICE,
     TOLERANCE,
@@ -70,7 +70,7 @@ def check(got, wanted, tolerance=1e-5):
     assert apart(lse[some], right_lse[some]) < tolerance
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", SLOT_FORMATS)
 @pytest.mark.parametrize("splits", [1, 3])
 def test_new_tokens_see_the_context_and_those_before_them(form, splits):
     pages = make_pages(SlotLayout(form, 2, 24, 16), 20, DEVICE)
