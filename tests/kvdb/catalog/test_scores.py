@@ -109,7 +109,7 @@ def test_a_session_that_is_stored_and_what_is_laid_out_anew_keep_scores(tmp_path
 def test_a_file_with_a_fault_is_dropped(tmp_path, kv):
     with store(tmp_path, selector="norm") as (engine, db):
         db.import_context(SPEC, kv.tokens, kv.pairs(), name="doc")
-        contents, (path,) = segments_of(engine)[0].file.contents, tmp_path.glob("*/*.scores")
+        contents, (path,) = segments_of(engine)[0].stored.contents, tmp_path.glob("*/*.scores")
     content = path.read_bytes()
     for cut in (0, 3, 40, len(content) - 1):
         with pytest.raises((ValueError, struct.error)):
