@@ -24,7 +24,7 @@ nothing meanwhile. Each is a call in a thread, which waits in the system without
 Buffer = ctypes.Array[ctypes.c_char]
 
 
-def opened(path: Path, flags: int, *, direct: bool) -> int:
+def opened(path: Path | str, flags: int, *, direct: bool) -> int:
     """The descriptor of a file that was opened; the caller closes it. direct: bypass the page cache, for memory, lengths and
     offsets that are multiples of PAGE; if the file system cannot do that, the file is opened like any other. Raises OSError."""
     file = os.open(path, flags | os.O_CLOEXEC, 0o600)

@@ -45,7 +45,7 @@ class SegmentFolder(SegmentStore):
 
     @contextmanager
     def open(self, key: str, *, whole_pages: bool) -> "Iterator[FileReader]":
-        reader = FileReader(self._path(key), whole_pages=whole_pages)
+        reader = FileReader(f"{self.where}/{key}", whole_pages=whole_pages)
         try:
             yield reader
         finally:
@@ -158,26 +158,26 @@ class SegmentFolder(SegmentStore):
 class FileReader:
     """A file that is open to be read; see `ObjectReader`."""
 
-    def __init__(self, path: Path, *, whole_pages: bool) -> None:
+    def __init__(self, path: str, *, whole_pages: bool) -> None:
         """Raises Unavailable."""
         self._path = path
         try:
             self._file = direct_io.opened(path, os.O_RDONLY, direct=whole_pages)
             self.nbytes = os.fstat(self._file).st_size
         except OSError as error:
-            raise unreadable(str(path), str(error.strerror)) from None
+            raise unreadable(path, str(error.strerror)) from None
 
     def read(self, at: int, addresses: Addresses, nbytes: int) -> int:
         try:
             return direct_io.read(self._file, at, addresses, nbytes)
         except OSError as error:
-            raise unreadable(str(self._path), str(error.strerror)) from None
+            raise unreadable(self._path, str(error.strerror)) from None
 
     def read_bytes(self, at: int, nbytes: int) -> bytes:
         try:
             return os.pread(self._file, nbytes, at)
         except OSError as error:
-            raise unreadable(str(self._path), str(error.strerror)) from None
+            raise unreadable(self._path, str(error.strerror)) from None
 
     def close(self) -> None:
         os.close(self._file)
