@@ -181,8 +181,8 @@ fault: $(VENV)/ready ## stores: kills, power cuts, changed bits, mistakes, a fau
 
 .PHONY: fuzz
 fuzz: $(VENV)/ready ## wrong calls of the native boundary under the sanitizers; SECONDS_MAX=30
-	@echo "== native fuzz, address and undefined-behaviour sanitizers" && mkdir -p build
-	@$(BIN)/cmake -S . -B build/fuzz -G Ninja -D CMAKE_BUILD_TYPE=Sanitized -D CMAKE_CXX_FLAGS_SANITIZED=-g1 -D KVDB_SANITIZE=ON \
+	@echo "== native fuzz, address and undefined-behaviour sanitizers, each file compiled by itself" && mkdir -p build
+	@$(BIN)/cmake -S . -B build/fuzz -G Ninja -D CMAKE_BUILD_TYPE=Sanitized -D CMAKE_CXX_FLAGS_SANITIZED=-g1 -D KVDB_SANITIZE=ON -D CMAKE_UNITY_BUILD=OFF \
 	    -D CMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -D Python_EXECUTABLE=$(abspath $(BIN)/python) \
 	    -D nanobind_DIR="$$($(BIN)/python -m nanobind --cmake_dir)" > build/fuzz.log || { cat build/fuzz.log; exit 1; }
 	@$(BIN)/cmake --build build/fuzz --target indexes_module kvdb_module
@@ -264,6 +264,8 @@ $(VENV)/modules: FORCE | $(VENV)/tools
 $(VENV)/demo: EXTRAS := server transformers
 $(VENV)/demo: PURPOSE := for the demo
 $(VENV)/demo: ISAS := native
+# Python compiles what it imports first; done here, that goes on beside the compiler.
+$(VENV)/demo: IMPORTED := && $(BIN)/python -c 'from transformers import AutoTokenizer, Qwen3ForCausalLM'
 $(VENV)/ready: EXTRAS := server aio transformers rag gpu hnsw plots tracing dev
 $(VENV)/ready: PURPOSE := for tests and checks
 $(VENV)/ready: ISAS := all
@@ -273,7 +275,7 @@ $(VENV)/demo $(VENV)/ready: $(VENV)/tools $(VENV)/modules $(native_sources)
 	@$(BIN)/python -c "$$requirements" $(EXTRAS) > $@.txt
 	@$(call steps,$(BIN)/python) \
 	    "compiling the C++ kernels" "$(INSTALL) --verbose --no-build-isolation --no-deps --config-settings=cmake.define.KVDB_ISAS=$(ISAS) --editable ." \
-	    "installing the libraries $(PURPOSE)" "$(INSTALL) --no-compile --requirement $@.txt"
+	    "installing the libraries $(PURPOSE)" "$(INSTALL) --no-compile --requirement $@.txt $(IMPORTED)"
 	@touch $@ $(VENV)/demo
 
 $(VENV)/docs: $(VENV)/ready

@@ -16,7 +16,7 @@ constexpr unsigned kOsXsave = 1u << 27;                                         
 constexpr unsigned kTileState = 3u << 17;                    // of XCR0: configuration and data
 constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl
 
-bool has_amx() {
+bool has_tiles() {
     unsigned eax, ebx, ecx, edx;
     if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || !(ecx & kOsXsave)) return false;
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
@@ -31,7 +31,7 @@ bool has_amx() {
 
 bool amx_permitted() {
     static const bool permitted =
-        has_amx() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+        has_tiles() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
     return permitted;
 }
 #else

@@ -60,7 +60,9 @@ constexpr Candidate kCandidates[] = {
 #elif defined(__aarch64__)
     {"neon", Isa::neon, always},
 #endif
+#if KVDB_WITH_PORTABLE
     {"portable", Isa::portable, always},
+#endif
 };
 
 std::vector<std::string> names(bool emulated) {
@@ -101,6 +103,11 @@ struct Choice {
             if (!candidate.supported() || candidate.emulated) continue;
             use(candidate);
             break;
+        }
+        if (!best) {
+            throw std::runtime_error(
+                "kvdb was compiled for another processor alone (KVDB_ISAS=native); compile it "
+                "anew");
         }
         const Family* family = family_of(this_processor());
         for (int i = 0; family && i < kOperations; ++i) {

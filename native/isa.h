@@ -21,7 +21,8 @@ inline constexpr int kIsas = 7;
 enum class Operation : int { decode, prefill, scan, gather };
 inline constexpr int kOperations = 4;
 
-// The instruction sets this machine can run, best first. The last is always "portable".
+// The instruction sets this machine can run, best first. The last is "portable", except in a build
+// for one processor alone.
 KVDB_BASE std::vector<std::string> isas();
 
 // Those it can emulate, for tests.
@@ -65,6 +66,9 @@ struct PerIsa {
 // Declares and lists `name`_avx2, `name`_portable and so on, one for each simd/<isa>.cpp that is
 // compiled in. Kernels without tiles are the same in amx as in avx512_bf16. A build for one
 // processor alone (KVDB_ISAS=native) says 0 for what it leaves out, to those who include a list.
+#ifndef KVDB_WITH_PORTABLE
+#define KVDB_WITH_PORTABLE 1
+#endif
 #ifndef KVDB_WITH_AVX2
 #define KVDB_WITH_AVX2 1
 #endif
@@ -87,7 +91,7 @@ struct PerIsa {
      KVDB_LISTED_IF(KVDB_WITH_AVX512, name##_avx512),           \
      KVDB_LISTED_IF(KVDB_WITH_AVX2, name##_avx2),               \
      nullptr,                                                   \
-     &name##_portable,                                          \
+     KVDB_LISTED_IF(KVDB_WITH_PORTABLE, name##_portable),       \
      KVDB_LISTED_IF(KVDB_WITH_AVX512_BF16, amx_emulated)}
 #elif defined(__aarch64__)
 #define KVDB_DECLARE_PER_ISA(Kernels, name) extern const Kernels name##_neon, name##_portable

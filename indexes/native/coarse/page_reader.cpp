@@ -8,9 +8,8 @@
 namespace kvdb::indexes::coarse {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr std::int64_t kChunk = 256;  // tokens scored at a time
-constexpr double kFaint = 0x1p-60;    // of smaller sums terms may be below what a float holds
+constexpr std::int64_t kTogether = 256;  // tokens scored at a time
+constexpr double kFaint = 0x1p-60;       // of smaller sums terms may be below what a float holds
 
 // The largest score below the threshold, kNone where there is none.
 float largest_below(const float* scores, std::int64_t count, float threshold) {
@@ -121,13 +120,13 @@ void PageReader::collect(const SearchState& state, const SegmentHead& item) {
 void PageReader::score(SearchState& state, const SegmentHead& item,
                        std::vector<Candidate>& candidates) {
     const auto total = std::int64_t(ids_.size());
-    scores_.resize(state.rows * kChunk);
-    for (std::int64_t begin = 0; begin < total; begin += kChunk) {
-        const std::int64_t count = std::min(kChunk, total - begin);
-        state.score_all(item.kv_head, ids_.data() + begin, count, scores_.data(), kChunk);
+    scores_.resize(state.rows * kTogether);
+    for (std::int64_t begin = 0; begin < total; begin += kTogether) {
+        const std::int64_t count = std::min(kTogether, total - begin);
+        state.score_all(item.kv_head, ids_.data() + begin, count, scores_.data(), kTogether);
         for (int r = 0; r < state.rows; ++r) {
             sift(state, item, r,
-                 {ids_.data() + begin, pages_of_ids_.data() + begin, scores_.data() + r * kChunk,
+                 {ids_.data() + begin, pages_of_ids_.data() + begin, scores_.data() + r * kTogether,
                   count},
                  candidates);
         }
@@ -158,10 +157,10 @@ void PageReader::reuse(SearchState& state, const SegmentHead& item,
         each([&](std::int32_t, std::int32_t begin, std::int32_t count) {
             scores_.insert(scores_.end(), row + begin, row + begin + count);
         });
-        for (std::int64_t t = 0; t < total; t += kChunk) {
+        for (std::int64_t t = 0; t < total; t += kTogether) {
             sift(state, item, r,
                  {reused_.data() + t, pages_of_reused_.data() + t, scores_.data() + t,
-                  std::min(kChunk, total - t)},
+                  std::min(kTogether, total - t)},
                  candidates);
         }
     }
@@ -178,8 +177,8 @@ void PageReader::sift(SearchState& state, const SegmentHead& item, int r, const 
             if (!item.visible.sees(i, ids[t] - item.segment.begin)) scores[t] = kNone;
         }
     }
-    std::int32_t positions[kChunk];
-    float below[kChunk];
+    std::int32_t positions[kTogether];
+    float below[kTogether];
     float* const below_or_null = state.options.tail ? below : nullptr;
     SiftItem sift{
         scores, count, plan.threshold, plan.threshold, state.factor, positions, below_or_null,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "row_collector.h"
 #include "tile_search.h"
@@ -10,7 +9,6 @@
 namespace kvdb::indexes::coarse {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr double kLn2 = 0.6931471805599453;
 constexpr std::int64_t kRowsTogether = 16;  // of a KV head, whose reads are shared
 

@@ -8,7 +8,6 @@
 namespace kvdb::indexes::coarse {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr float kAll = std::numeric_limits<float>::infinity();
 constexpr double kOctavesMax = 1000;  // a double holds so much
 // A search for k tokens that guesses pages scores this many times as many tokens.

@@ -12,6 +12,7 @@
 
 namespace kvdb::indexes::coarse {
 
+inline constexpr float kNone = -__builtin_inff();
 inline constexpr double kLog2E = 1.4426950408889634;
 
 // One segment of one batch.

@@ -9,11 +9,6 @@
 
 namespace kvdb::indexes::flat {
 
-const FlatKernels& flat_kernels() {
-    static constexpr PerIsa<FlatKernels> kernels{KVDB_PER_ISA(flat)};
-    return kernels.current(Operation::scan);
-}
-
 FlatTile make_tile(const QueryRows& queries, int head_dim, int kv_head, std::int64_t tile) {
     constexpr float kRounding = 1e-4f;
     FlatTile made{};

@@ -9,7 +9,7 @@ namespace kvdb::indexes::flat {
 namespace {
 
 // More than the relative error of float32 in sums of a chunk's exponentials.
-constexpr double kRounding = 1e-3;
+constexpr double kMassRounding = 1e-3;
 
 // Clears the bits of a row's retrieved tokens.
 void clear_retrieved(const std::int32_t* ids, const std::int32_t* end, std::int64_t chunk,
@@ -65,7 +65,7 @@ void missed_mass(const Blocks& blocks, const FlatCodes& codes, const QueryRows& 
                 estimates[head * rows + t * kTile + r] += mass.estimate[r];
                 // Terms below the smallest normal number count as that number.
                 bounds[head * rows + t * kTile + r] +=
-                    mass.bound[r] * (1 + kRounding) + static_cast<double>(left[r]) * 0x1p-126;
+                    mass.bound[r] * (1 + kMassRounding) + static_cast<double>(left[r]) * 0x1p-126;
             }
         }
     });

@@ -11,7 +11,7 @@ namespace kvdb::indexes::graph {
 
 namespace {
 
-constexpr std::int64_t kChunk = 512;  // keys estimated together
+constexpr std::int64_t kTogether = 512;  // keys estimated together
 
 // Adds exp(scale * score) of a chunk to a sum that is relative to `largest`.
 struct LogSum {
@@ -73,16 +73,16 @@ void bound(const Graph& graph, const QueryRows& queries, float scale, const std:
         const std::uint8_t* codes = graph.codes_of(kv_head);
         const float* residual = graph.residual + kv_head * graph.capacity;
         const std::int32_t *next = ids + offsets[row], *last = ids + offsets[row + 1];
-        float scores[2 * kChunk];
+        float scores[2 * kTogether];
         LogSum sum;
-        for (std::int64_t at = queries.begin[query]; at < end; at += kChunk) {
-            const std::int64_t count = std::min(kChunk, end - at);
+        for (std::int64_t at = queries.begin[query]; at < end; at += kTogether) {
+            const std::int64_t count = std::min(kTogether, end - at);
             graph_kernels().estimate({codes + at * graph.code_step, graph.stride, graph.code_step,
                                       nullptr, count, sharp.quantized.bytes.data(),
                                       sharp.quantized.factor.data(), sharp.quantized.bias.data(), 2,
-                                      scores, kChunk});
+                                      scores, kTogether});
             for (std::int64_t t = 0; t < count; ++t) {
-                scores[t] += scores[kChunk + t] + sharp.length * residual[at + t] + sharp.error;
+                scores[t] += scores[kTogether + t] + sharp.length * residual[at + t] + sharp.error;
                 if (queries.is_hidden(at + t)) scores[t] = kNone;
             }
             for (; next < last && *next < at + count; ++next) {

@@ -6,11 +6,6 @@
 
 namespace kvdb::indexes::graph {
 
-const GraphKernels& graph_kernels() {
-    static constexpr PerIsa<GraphKernels> kernels{KVDB_PER_ISA(graph)};
-    return kernels.current(Operation::scan);
-}
-
 void encode(const Graph& graph, const Blocks& blocks, int kv_head, std::int64_t begin,
             std::int64_t end) {
     constexpr std::int64_t chunk = 4096;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "../rotate.h"
 #include "../score/kernels.h"
@@ -11,8 +10,6 @@
 namespace kvdb::indexes::quantized {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr double kLog2E = 1.4426950408889634;
 constexpr double kLn2 = 0.6931471805599453;
 constexpr float kLeftOut = 0.02f;
 constexpr float kFaint = 1e-18f;  // float32 holds what is as much smaller yet

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <limits>
 
 #include "rest.h"
 #include "select.h"
@@ -13,7 +12,6 @@
 namespace kvdb::indexes::quantized {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t kRowsTogether = 16;  // of a KV head, whose reads are shared
 // A KV head of which a row wants a larger share of the tokens is given up, unless there are few.
 constexpr double kWorth = 0.25;

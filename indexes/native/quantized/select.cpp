@@ -8,9 +8,7 @@
 namespace kvdb::indexes::quantized {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr float kLeast = std::numeric_limits<float>::lowest();
-constexpr double kLog2E = 1.4426950408889634;
+constexpr float kLowest = std::numeric_limits<float>::lowest();
 constexpr int kRunsOfBlock = kBlock / kRun;
 
 // The k-th largest; kNone where there are fewer.
@@ -28,7 +26,7 @@ std::int64_t count_at_least(const float* values, std::int64_t count, float least
 float near_kth(const float* values, std::int64_t count, std::int64_t k) {
     float high = quantized_kernels().most(values, count), low = high;
     for (float step = 1; count_at_least(values, count, low) < k; step *= 2) {
-        if (!(step < 1e38f)) return kLeast;
+        if (!(step < 1e38f)) return kLowest;
         low = high - step;
     }
     for (int i = 0; i < 24; ++i) {
@@ -66,12 +64,12 @@ std::vector<std::int32_t> Select::candidates() const {
     if (tile_.options.retrieval == SearchOptions::Retrieval::top_p) threshold = share_threshold();
     std::vector<std::int32_t> tokens;
     if (tile_.options.margin <= 0) {
-        add_all(std::max(threshold, kLeast), tokens);
+        add_all(std::max(threshold, kLowest), tokens);
         keep_best(tokens);
         return tokens;
     }
     for (std::int64_t block = 0; block < tile_.chunks * kChunk / kBlock; ++block) {
-        const float least = std::max(threshold - block_reach(block), kLeast);
+        const float least = std::max(threshold - block_reach(block), kLowest);
         for (std::int64_t s = block * kGroup; s < (block + 1) * kGroup; ++s) {
             if (largest_[s] >= least) add_of_stratum(s, threshold, tokens);
         }
@@ -114,7 +112,7 @@ void Select::add_of_stratum(std::int64_t s, float threshold,
                             std::vector<std::int32_t>& tokens) const {
     const std::int64_t first = s / kGroup * kBlock + s % kGroup;
     for (std::int64_t t = first; t < first + kBlock; t += kGroup) {
-        if (scores_[t] >= std::max(threshold - reach(t / kRun), kLeast)) {
+        if (scores_[t] >= std::max(threshold - reach(t / kRun), kLowest)) {
             tokens.push_back(static_cast<std::int32_t>(t));
         }
     }
@@ -140,7 +138,7 @@ float Select::rank_threshold() const {
         for (std::int64_t s = 0; s < strata; ++s) values[s] -= block_reach(s / kGroup);
         largest = values.data();
     }
-    if (count_at_least(largest, strata, kLeast) >= 2 * k) return near_kth(largest, strata, k);
+    if (count_at_least(largest, strata, kLowest) >= 2 * k) return near_kth(largest, strata, k);
     values.assign(scores_, scores_ + tile_.chunks * kChunk);
     for (std::size_t t = 0; t < values.size() && tile_.options.margin > 0; ++t) {
         values[t] -= reach(std::int64_t(t) / kRun);

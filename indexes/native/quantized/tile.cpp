@@ -11,9 +11,8 @@
 namespace kvdb::indexes::quantized {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
 // What float32 sums may be wrong by, relative to the lengths of query and key.
-constexpr float kRounding = 1e-5f;
+constexpr float kSumRounding = 1e-5f;
 constexpr int kFirstBytes =
     4096;  // of a chunk's codes, which are fetched while bounds are computed
 
@@ -25,7 +24,7 @@ float norm_up(const float* x, int n) {
 Row make_row(const float* q, int d, std::int64_t number, std::int64_t i) {
     float rest[kHeadDimMax];
     Row row{number, i, q, norm_up(q, d), 0, round_query(q, d, rest), {}, {}};
-    row.error = norm_up(rest, d) + kRounding * row.norm;
+    row.error = norm_up(rest, d) + kSumRounding * row.norm;
     return row;
 }
 
@@ -118,7 +117,7 @@ void Tile::bound(const Row& row, const Codes& chunk, float centre, float* slack)
         const bool raw = std::isinf(errors[run]);
         const float error = raw ? 0 : errors[run], reach = reaches[run];
         const float coded = raw ? 0 : estimated * (row.norm * error + row.error * reach);
-        const float sum = coded + kRounding * row.norm * (reach + (raw ? 0 : centre + error));
+        const float sum = coded + kSumRounding * row.norm * (reach + (raw ? 0 : centre + error));
         slack[run] = sum == sum ? sum : std::numeric_limits<float>::infinity();
     }
 }

@@ -7,6 +7,9 @@
 
 namespace kvdb::indexes::quantized {
 
+inline constexpr float kNone = -__builtin_inff();
+inline constexpr double kLog2E = 1.4426950408889634;
+
 struct Row {
     std::int64_t number;  // of all rows
     std::int64_t i;       // of the query
@@ -18,7 +21,7 @@ struct Row {
     std::vector<std::int32_t> ids;
     std::vector<float> scores;
     bool dense = false;
-    float known = -__builtin_inff();  // log2 of the mass outside and of the tokens retrieved
+    float known = kNone;  // log2 of the mass outside and of the tokens retrieved
 };
 
 // Memory of floats that a thread keeps from call to call; what it holds is arbitrary.

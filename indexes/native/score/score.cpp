@@ -10,11 +10,6 @@ int type_of(const Blocks& blocks) {
 
 }  // namespace
 
-const ScoreKernels& score_kernels() {
-    static constexpr PerIsa<ScoreKernels> kernels{KVDB_PER_ISA(score)};
-    return kernels.current(Operation::gather);
-}
-
 void score_tokens(const ScoreItem& item) {
     const Blocks& blocks = item.blocks;
     require_rows(blocks.geometry, blocks.table, item.kv_head, item.tokens, item.count, false);
