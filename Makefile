@@ -252,7 +252,7 @@ $(VENV)/tools: pyproject.toml constraints.txt
 	@$(PYTHON) -c "$$python_check"
 	@test -x $(BIN)/python || $(call steps,$(PYTHON)) "making $(VENV)" "$(PYTHON) -m venv $(VENV)" || \
 	    { rm -rf $(VENV); echo "kvdb: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; } >&2
-	@$(call steps,$(BIN)/python) "installing the build tools" "$(INSTALL) cmake nanobind ninja scikit-build-core"
+	@$(call steps,$(BIN)/python) "installing the build tools" "$(INSTALL) pip cmake nanobind ninja scikit-build-core"
 	@touch $@
 
 # An editable install reads the sources in place, so only a new or a lost module needs another one, not an edit.
