@@ -28,7 +28,7 @@ native_sources := CMakeLists.txt $(shell find native $(wildcard $(PACKAGES:=/nat
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/demo ## a trained model answers questions about a document that lives in kvdb
