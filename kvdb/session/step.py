@@ -48,7 +48,7 @@ class SteppingSession(Protocol):
 Sessions = Sequence[SteppingSession]
 
 
-class Row(NamedTuple):
+class SessionRow(NamedTuple):
     """A session in a step. options: what it is asked, with the session's own default."""
 
     session: SteppingSession
@@ -141,14 +141,14 @@ def turns_of(sessions: Sessions) -> Iterator[None]:
         yield
 
 
-def _rows(sessions: Sessions, layer: int, options: QueryOptions) -> list[Row]:
+def _rows(sessions: Sessions, layer: int, options: QueryOptions) -> list[SessionRow]:
     """Raises SpecMismatch, and what `SessionState.layer` and `Layer.resolve` raise."""
-    rows: list[Row] = []
+    rows: list[SessionRow] = []
     for i, session in enumerate(sessions):
         with _numbered(i, sessions):
             validate.same_spec(session.spec, sessions[0].spec)
             state = session.layer(layer)
-            rows.append(Row(session, state, state.resolve(options)))
+            rows.append(SessionRow(session, state, state.resolve(options)))
     return rows
 
 
@@ -158,7 +158,7 @@ def _numbered(i: int, rows: Sequence[object]) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _appended(rows: Sequence[Row], k: Sequence[Array], v: Sequence[Array]) -> Iterator[None]:
+def _appended(rows: Sequence[SessionRow], k: Sequence[Array], v: Sequence[Array]) -> Iterator[None]:
     """Append the tokens of all sessions, or of none if one session's tokens are refused or the body raises. Raises NonFiniteError
     or CapacityError."""
     with ExitStack() as undo:
@@ -170,7 +170,7 @@ def _appended(rows: Sequence[Row], k: Sequence[Array], v: Sequence[Array]) -> It
         undo.pop_all()
 
 
-def _answered(rows: Sequence[Row], q: Sequence[Array]) -> list[Array]:
+def _answered(rows: Sequence[SessionRow], q: Sequence[Array]) -> list[Array]:
     """Answer the queries of the last tokens, at least one, by a plan of each session."""
     n = q[0].shape[1]
     prepared = [layer.prepare(one, options) for one, (_, layer, options) in zip(q, rows, strict=True)]
@@ -184,7 +184,7 @@ def _answered(rows: Sequence[Row], q: Sequence[Array]) -> list[Array]:
     return [out[i] for i in range(len(rows))]
 
 
-def _answered_exactly(rows: Sequence[Row], prepared: Sequence[Prepared], q: Sequence[Array]) -> dict[int, Array]:
+def _answered_exactly(rows: Sequence[SessionRow], prepared: Sequence[Prepared], q: Sequence[Array]) -> dict[int, Array]:
     """The answers of those sessions that read everything, of which some share long views; none where no views are shared."""
     exact = [i for i, (_, layer, _) in enumerate(rows) if layer.reads_all(prepared[i], 1) and not len(layer.run.overlaid)]
     sharing = sharing_of([rows[i].session.snapshot.views for i in exact], _is_long)
@@ -202,12 +202,12 @@ def _answered_exactly(rows: Sequence[Row], prepared: Sequence[Prepared], q: Sequ
     return out
 
 
-def _count(row: Row, prepared: Prepared, stats: AttentionStats) -> None:
+def _count(row: SessionRow, prepared: Prepared, stats: AttentionStats) -> None:
     row.session.counters.count(prepared.plan, stats, row.layer.run.tokens)
     row.layer.runner.planned(stats.kernel_ns)
 
 
-def _launched(rows: Sequence[Row], prepared: Sequence[Prepared], q: Sequence[Array]) -> dict[int, Pending]:
+def _launched(rows: Sequence[SessionRow], prepared: Sequence[Prepared], q: Sequence[Array]) -> dict[int, Pending]:
     """The answers of the GPU that are under way, by the numbers of their sessions; launched together, before the CPU begins."""
     by_device = {i: plan.partition.device for i, plan in enumerate(prepared) if plan.partition.device is not None}
     gpu = rows[0].layer.planner.gpu
