@@ -18,12 +18,12 @@ import tracemalloc
 import numpy as np
 
 from benchmarks.harness import argument_parser, machine, measure, report
-from kvdb.catalog.catalog import Catalog
-from kvdb.catalog.layout import ContextLayout
-from kvdb.catalog.packed_ids import PackedIds
-from kvdb.catalog.prefix_tree import PrefixTree
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.segment_view import SegmentView, Views, release_views, visible_tokens
+from kvdb.catalog.contexts.catalog import Catalog
+from kvdb.catalog.contexts.layout import ContextLayout
+from kvdb.catalog.contexts.packed_ids import PackedIds
+from kvdb.catalog.contexts.prefix_tree import PrefixTree
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.config import StorageConfig
 from kvdb.ingest.publisher import NewContext
 from kvdb.storage.store import BlockStore

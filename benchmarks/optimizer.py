@@ -23,7 +23,7 @@ import kvdb
 from benchmarks.harness import argument_parser, machine, per_call, report
 from benchmarks.heads import LAYERS, Heads
 from indexes.retrieval import Dipr, Exact
-from kvdb.catalog.statistics import Statistics
+from kvdb.catalog.evidence.statistics import Statistics
 from kvdb.config import Config, IndexConfig
 from kvdb.database import Database
 from kvdb.planning.planner import Planner

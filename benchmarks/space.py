@@ -21,7 +21,7 @@ import numpy as np
 
 import kvdb
 from benchmarks.harness import argument_parser, report
-from kvdb.catalog.reachable import reachable_blocks
+from kvdb.catalog.compaction.reachable import reachable_blocks
 from kvdb.client.client import Client
 from kvdb.client.session import Session
 from kvdb.config import Config, IndexConfig, ServerConfig

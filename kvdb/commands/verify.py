@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kvdb.catalog.adoption import adopt
+from kvdb.catalog.durable.adoption import adopt
 from kvdb.client.client import Client
 from kvdb.commands.arguments import Subparsers, add_command, add_json, add_server, open_server, text
 from kvdb.commands.exit_status import DAMAGED, OK

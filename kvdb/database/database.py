@@ -8,19 +8,19 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-import kvdb.catalog.check as context_check
-import kvdb.catalog.residency as residency
+import kvdb.catalog.durable.check as context_check
+import kvdb.catalog.segments.residency as residency
 import kvdb.deadlines as deadlines
 import kvdb.forks as forks
 import kvdb.indexing.status as status
 import kvdb.session.step as steps
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
-from kvdb.catalog.layout_builder import build_layout
-from kvdb.catalog.overlay import Overlay
-from kvdb.catalog.segment_view import Views, release_views, visible_tokens
-from kvdb.catalog.snapshot import Snapshot
-from kvdb.catalog.space import space_of
+from kvdb.catalog.compaction.space import space_of
+from kvdb.catalog.contexts.layout_builder import build_layout
+from kvdb.catalog.segments.overlay import Overlay
+from kvdb.catalog.segments.segment_view import Views, release_views, visible_tokens
+from kvdb.catalog.segments.snapshot import Snapshot
 from kvdb.config import Config, checked
 from kvdb.database.components import Components
 from kvdb.errors import IntegrityError, InvalidArgument, KvdbError, NotFound, SessionClosed

@@ -11,7 +11,7 @@ import torch
 from kvdb.attention.device import DeviceAttention, TailSlots
 from kvdb.attention.resident import ResidentSteps
 from kvdb.blend.rope_shift import RopeShifts
-from kvdb.catalog.segment import Segment
+from kvdb.catalog.segments.segment import Segment
 from kvdb.errors import CapacityError, GpuLost, KvdbError
 from kvdb.gpu.decoding import DecodeStep
 from kvdb.gpu.device import Device

@@ -12,7 +12,7 @@ from kvdb.attention.block_run import Span, Words
 from kvdb.attention.device import DeviceAttention, Pending, TailSlots
 from kvdb.attention.resident import ResidentSteps
 from kvdb.blend.rope_shift import RopeShifts
-from kvdb.catalog.segment import Segment
+from kvdb.catalog.segments.segment import Segment
 from kvdb.gpu.mirror import Mirror
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.slot import SlotLayout

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import Condition
 from typing import TYPE_CHECKING
 
-from kvdb.catalog.segment import Segment
+from kvdb.catalog.segments.segment import Segment
 from kvdb.errors import CapacityError, GpuLost, IntegrityError, Unavailable
 from kvdb.storage.loader import Loader
 from kvdb.storage.tier import Blocks

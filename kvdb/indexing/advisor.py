@@ -4,9 +4,9 @@ import logging
 from collections.abc import Sequence
 
 import indexes.registry as registry
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.segment_view import Views
-from kvdb.catalog.usage import QueryCounts
+from kvdb.catalog.evidence.usage import QueryCounts
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.segment_view import Views
 from kvdb.config import IndexConfig
 from kvdb.indexing.builder import IndexBuilder
 from query_optimizer.build_policy import BuildPolicy, Decision, KindFacts, SegmentFacts, State

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from time import perf_counter
 
 import indexes.registry as registry
-import kvdb.catalog.index_files as index_files
+import kvdb.catalog.segments.index_files as index_files
 from indexes.accelerate import Accelerator
 from indexes.base import Index
-from kvdb.catalog.segment import Segment
+from kvdb.catalog.segments.segment import Segment
 from kvdb.errors import CapacityError, Unavailable, Unsupported
 from kvdb.storage.loader import Loader
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import indexes.registry as registry
 from indexes.base import BuildCost
-from kvdb.catalog.segment import Segment
+from kvdb.catalog.segments.segment import Segment
 
 WEIGHT = 0.3
 """The weight of the last build in the average."""

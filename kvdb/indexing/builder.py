@@ -9,11 +9,11 @@ from time import perf_counter, sleep
 from typing import NamedTuple
 from weakref import WeakSet
 
-import kvdb.catalog.index_files as index_files
+import kvdb.catalog.segments.index_files as index_files
 import kvdb.validate as validate
 from indexes.accelerate import Accelerator
-from kvdb.catalog.index_set import Progress
-from kvdb.catalog.segment import Segment
+from kvdb.catalog.segments.index_set import Progress
+from kvdb.catalog.segments.segment import Segment
 from kvdb.errors import CapacityError, KvdbError, Unavailable
 from kvdb.events import Events, Kind
 from kvdb.hardware.priority import work_in_background

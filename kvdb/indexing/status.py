@@ -4,11 +4,11 @@ from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import Future
 
-import kvdb.catalog.index_files as index_files
+import kvdb.catalog.segments.index_files as index_files
 from indexes.base import Index, IndexCorrupt
-from kvdb.catalog.index_set import Progress
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.segment_view import Views
+from kvdb.catalog.segments.index_set import Progress
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.segment_view import Views
 from kvdb.errors import IntegrityError, Unavailable
 from kvdb.types import IndexInfo
 

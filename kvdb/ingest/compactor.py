@@ -6,13 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from threading import Lock
 
-import kvdb.catalog.residency as residency
-from kvdb.catalog.catalog import Catalog, Text
-from kvdb.catalog.chains import Chain, Twins, groups_of
-from kvdb.catalog.holders import Holder
-from kvdb.catalog.relayout import Relayout, Target
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.segment_view import SegmentView
+import kvdb.catalog.segments.residency as residency
+from kvdb.catalog.compaction.chains import Chain, Twins, groups_of
+from kvdb.catalog.compaction.holders import Holder
+from kvdb.catalog.compaction.relayout import Relayout, Target
+from kvdb.catalog.contexts.catalog import Catalog, Text
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.segment_view import SegmentView
 from kvdb.errors import CapacityError, IntegrityError, InvalidArgument, Unavailable
 from kvdb.indexing.advisor import IndexAdvisor
 from kvdb.ingest.cold import Cold

@@ -10,9 +10,9 @@ import numpy as np
 import kvdb.deadlines as deadlines
 import kvdb.forks as forks
 import kvdb.validate as validate
-from kvdb.catalog.overhead import segment_nbytes
-from kvdb.catalog.segment_view import Views, release_views, visible_tokens
-from kvdb.catalog.stored_queries import StoredQueries
+from kvdb.catalog.segments.overhead import segment_nbytes
+from kvdb.catalog.segments.segment_view import Views, release_views, visible_tokens
+from kvdb.catalog.segments.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, NonFiniteError, PositionError, SessionClosed
 from kvdb.ingest.new_segment import NewSegment
 from kvdb.ingest.publisher import NewContext, Publisher

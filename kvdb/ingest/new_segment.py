@@ -3,12 +3,12 @@
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from kvdb.catalog.index_set import IndexSet
-from kvdb.catalog.overhead import segment_nbytes
-from kvdb.catalog.packed_ids import PackedIds
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.segment_view import SegmentView
-from kvdb.catalog.stored_queries import StoredQueries
+from kvdb.catalog.contexts.packed_ids import PackedIds
+from kvdb.catalog.segments.index_set import IndexSet
+from kvdb.catalog.segments.overhead import segment_nbytes
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.segment_view import SegmentView
+from kvdb.catalog.segments.stored_queries import StoredQueries
 from kvdb.ingest.early_file import EarlyFile
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import CpuBudget, Reservation

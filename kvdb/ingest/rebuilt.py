@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.stored_queries import StoredQueries
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.stored_queries import StoredQueries
 from kvdb.codecs.base import Rounding
 from kvdb.errors import CapacityError
 from kvdb.ingest.new_segment import NewSegment

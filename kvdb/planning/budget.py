@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvdb.attention.signs import SIGNS
-from kvdb.catalog.evidence import Evidence
-from kvdb.catalog.way_record import WayEvidence
+from kvdb.catalog.evidence.evidence import Evidence
+from kvdb.catalog.evidence.way_record import WayEvidence
 from kvdb.types import Float32
 from query_optimizer.facts import Facts, IndexFacts
 from query_optimizer.head_shares import Joint, share_budget

@@ -10,7 +10,7 @@ import kvdb.planning.gpu_facts as gpu_facts
 from indexes.base import Cost, Index
 from indexes.retrieval import Retrieval, TopK
 from indexes.selectivity import GUESS
-from kvdb.catalog.tail import NAME as TAIL_NAME
+from kvdb.catalog.segments.tail import NAME as TAIL_NAME
 from kvdb.config import WindowConfig
 from kvdb.planning.parts import Part
 from kvdb.types import ModelSpec

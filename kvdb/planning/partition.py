@@ -10,7 +10,7 @@ from indexes.retrieval import Dipr
 from kvdb.attention.block_run import BlockRun, Span
 from kvdb.attention.device import DeviceAttention
 from kvdb.attention.partition import ExactSpan, HeadMask, RunPartition, SearchedSpan
-from kvdb.catalog.snapshot import Snapshot
+from kvdb.catalog.segments.snapshot import Snapshot
 from kvdb.gpu.interface import DevicePart
 from kvdb.planning.parts import Part, leading_blocks
 from query_optimizer.access import Access

@@ -8,10 +8,10 @@ import numpy as np
 
 from indexes.base import Index
 from kvdb.attention.block_run import BlockRun, Span
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.segment_view import SegmentView
-from kvdb.catalog.snapshot import Snapshot
-from kvdb.catalog.tail import KIND, NAME, Tail
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.segment_view import SegmentView
+from kvdb.catalog.segments.snapshot import Snapshot
+from kvdb.catalog.segments.tail import KIND, NAME, Tail
 from kvdb.config import Config
 from kvdb.gpu.interface import TIER as GPU
 from kvdb.gpu.interface import GpuInterface

@@ -6,9 +6,9 @@ from dataclasses import replace
 from kvdb._native import Version
 from kvdb.attention.block_run import BlockRun
 from kvdb.attention.device import DeviceAttention
-from kvdb.catalog.evidence import Evidence
-from kvdb.catalog.snapshot import Snapshot
-from kvdb.catalog.tail import Tail
+from kvdb.catalog.evidence.evidence import Evidence
+from kvdb.catalog.segments.snapshot import Snapshot
+from kvdb.catalog.segments.tail import Tail
 from kvdb.gpu.interface import DevicePart, GpuInterface, supports
 from kvdb.planning.budget import guards_of, layer_budget, ranges_of
 from kvdb.planning.facts import Call, Costs, gather

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvdb.attention.partition import RunPartition
-from kvdb.catalog.evidence import Evidence
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.tail import NAME
+from kvdb.catalog.evidence.evidence import Evidence
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.tail import NAME
 from kvdb.planning.parts import Part
 from query_optimizer.access import WINDOW
 from query_optimizer.diffuse import DiffuseHead

@@ -2,7 +2,7 @@
 
 from threading import Lock
 
-from kvdb.catalog.segment_view import Views
+from kvdb.catalog.segments.segment_view import Views
 from kvdb.session.counters import SessionCounters
 from kvdb.types import Activity
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import RLock
 
-from kvdb.catalog.segment_view import Views
+from kvdb.catalog.segments.segment_view import Views
 from kvdb.session.query_samples import QuerySamples
 from kvdb.session.terms import SessionTerms
 from kvdb.storage.block_table import BlockTable

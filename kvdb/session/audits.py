@@ -15,7 +15,7 @@ from indexes.retrieval import Exact
 from kvdb.attention.device import DeviceFailed
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.signs import SIGNS, outside
-from kvdb.catalog.way_record import Audit
+from kvdb.catalog.evidence.way_record import Audit
 from kvdb.errors import KvdbError
 from kvdb.indexing.background_time import StepClock
 from kvdb.planning.budget import QUERIES_MAX, refreshed

@@ -15,7 +15,7 @@ from kvdb.attention.block_run import BlockRun
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.partition import RunPartition
 from kvdb.attention.resident import ResidentSteps, StepsOnDevice
-from kvdb.catalog.tail import Tail
+from kvdb.catalog.segments.tail import Tail
 from kvdb.errors import CapacityError, GpuLost, NonFiniteError
 from kvdb.gpu.interface import GpuInterface
 from kvdb.planning.planner import Planner

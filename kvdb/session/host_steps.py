@@ -16,7 +16,7 @@ from kvdb.attention.block_run import BlockRun
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.shared_prefix import SHARED_TOKENS_MIN
 from kvdb.attention.step import PreparedStep, made_step
-from kvdb.catalog.tail import Tail
+from kvdb.catalog.segments.tail import Tail
 from kvdb.errors import CapacityError
 from kvdb.planning.planner import Planner
 from kvdb.session.observed_queries import EVERY, FIRST, ObservedQueries, tells

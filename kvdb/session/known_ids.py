@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 
 import kvdb.validate as validate
-from kvdb.catalog.prefix_tree import common_prefix
+from kvdb.catalog.contexts.prefix_tree import common_prefix
 from kvdb.errors import InvalidArgument, PositionError
 from kvdb.types import Tokens
 

@@ -8,10 +8,10 @@ from threading import Condition, Thread
 from time import sleep
 from weakref import WeakSet
 
-import kvdb.catalog.residency as residency
+import kvdb.catalog.segments.residency as residency
 from kvdb.attention.device import DeviceFailed
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.snapshot import Snapshot
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.snapshot import Snapshot
 from kvdb.errors import KvdbError, Unavailable
 from kvdb.hardware.priority import work_in_background
 from kvdb.indexing.background_time import BackgroundTime

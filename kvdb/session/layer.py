@@ -17,8 +17,8 @@ from kvdb.attention.hybrid import hybrid_attention
 from kvdb.attention.query import AttentionQuery
 from kvdb.attention.sparse import sparse
 from kvdb.attention.state import AttentionState, beyond_float32
-from kvdb.catalog.snapshot import Snapshot
-from kvdb.catalog.tail import Tail
+from kvdb.catalog.segments.snapshot import Snapshot
+from kvdb.catalog.segments.tail import Tail
 from kvdb.errors import CapacityError, KvdbError, NonFiniteError, PositionError
 from kvdb.indexing.background_time import StepClock
 from kvdb.planning.planner import Planner

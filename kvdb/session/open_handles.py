@@ -5,9 +5,9 @@ from functools import wraps
 from threading import Condition
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from kvdb.catalog.context import StoredContext
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.segment_view import Views
+from kvdb.catalog.contexts.context import StoredContext
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.segment_view import Views
 from kvdb.errors import Unavailable
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.stored_segment import StoredSegment

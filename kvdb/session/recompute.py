@@ -9,7 +9,7 @@ from kvdb.attention.materialized import MaterializedKeys
 from kvdb.attention.state import beyond_float32
 from kvdb.blend.controller import Choice, Chunks, Rates, choose
 from kvdb.blend.deviation import measured, score_name
-from kvdb.catalog.snapshot import Snapshot
+from kvdb.catalog.segments.snapshot import Snapshot
 from kvdb.errors import InvalidArgument, PositionError
 from kvdb.session.layer import Layer
 from kvdb.storage.block_table import BlockTable

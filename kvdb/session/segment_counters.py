@@ -2,8 +2,8 @@
 
 from indexes.retrieval import Exact
 from kvdb.attention.exact import AttentionStats
-from kvdb.catalog.segment_view import Views
-from kvdb.catalog.usage import QueryCounts
+from kvdb.catalog.evidence.usage import QueryCounts
+from kvdb.catalog.segments.segment_view import Views
 from kvdb.session.services import SessionServices
 from query_optimizer.query_options import QueryOptions
 

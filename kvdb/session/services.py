@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from indexes.base import Float32
-from kvdb.catalog.habits import Habits
-from kvdb.catalog.holders import Holder
-from kvdb.catalog.snapshot import Snapshot
+from kvdb.catalog.compaction.holders import Holder
+from kvdb.catalog.evidence.habits import Habits
+from kvdb.catalog.segments.snapshot import Snapshot
 from kvdb.events import Events
 from kvdb.indexing.background_time import BackgroundTime
 from kvdb.planning.services import PlanningServices

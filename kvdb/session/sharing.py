@@ -3,11 +3,11 @@
 from contextlib import suppress
 from threading import Lock
 
-from kvdb.catalog.overhead import segment_nbytes
-from kvdb.catalog.packed_ids import PackedIds
-from kvdb.catalog.prefix_tree import common_prefix
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.segment_view import SegmentView, Views, release_views, visible_tokens
+from kvdb.catalog.contexts.packed_ids import PackedIds
+from kvdb.catalog.contexts.prefix_tree import common_prefix
+from kvdb.catalog.segments.overhead import segment_nbytes
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.errors import CapacityError
 from kvdb.session.state import SessionState
 from kvdb.storage.block_table import BlockTable

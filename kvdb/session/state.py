@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-import kvdb.catalog.residency as residency
+import kvdb.catalog.segments.residency as residency
 import kvdb.deadlines as deadlines
 import kvdb.forks as forks
 import kvdb.session.step as steps
@@ -18,11 +18,11 @@ import kvdb.validate as validate
 from indexes.base import Float32
 from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
-from kvdb.catalog.key_values import read_tokens
-from kvdb.catalog.overhead import session_nbytes
-from kvdb.catalog.relayout import Relayout
-from kvdb.catalog.segment_view import Views
-from kvdb.catalog.snapshot import Snapshot
+from kvdb.catalog.compaction.relayout import Relayout
+from kvdb.catalog.segments.key_values import read_tokens
+from kvdb.catalog.segments.overhead import session_nbytes
+from kvdb.catalog.segments.segment_view import Views
+from kvdb.catalog.segments.snapshot import Snapshot
 from kvdb.errors import CapacityError, IntegrityError, PositionError, SessionClosed, Unavailable
 from kvdb.events import Kind
 from kvdb.session.asked import EndedSession

@@ -16,8 +16,8 @@ import kvdb.validate as validate
 from kvdb.attention.device import DeviceFailed, Pending
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.shared_prefix import SHARED_TOKENS_MIN, exact_together, sharing_of
-from kvdb.catalog.segment_view import SegmentView
-from kvdb.catalog.snapshot import Snapshot
+from kvdb.catalog.segments.segment_view import SegmentView
+from kvdb.catalog.segments.snapshot import Snapshot
 from kvdb.planning.prepared import Prepared
 from kvdb.session.counters import SessionCounters
 from kvdb.session.layer import Layer

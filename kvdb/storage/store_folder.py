@@ -2,14 +2,14 @@
 
     store.json      what the folder is: {"format": "kvdb store", "version": 3, "id": 32 hex digits}
     lock            holds the number of the process that has the store open
-    catalog.db      what is stored; see `kvdb.catalog.catalog_file`
+    catalog.db      what is stored; see `kvdb.catalog.durable.catalog_file`
     segments/       the files of segments; see `kvdb.storage.segment_folder`
 
 Only a folder that is empty, or has the store.json of a version that is known, is ever written to. A store of an older version
 becomes one of this when it is opened: its catalogue in one transaction, and then its label.
 
 Whoever has a store open has locked the folder itself, which stays locked whatever is removed from it, and the file `lock`, as
-older versions do. Should another get in all the same, the catalogue tells the first one (`kvdb.catalog.writer`).
+older versions do. Should another get in all the same, the catalogue tells the first one (`kvdb.catalog.durable.writer`).
 """
 
 import errno

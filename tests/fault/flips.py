@@ -17,7 +17,7 @@ import numpy as np
 import kvdb
 from indexes.retrieval import Dipr
 from kvdb.attention.signs import SIGNS
-from kvdb.catalog.way_record import Audit
+from kvdb.catalog.evidence.way_record import Audit
 from kvdb.config import IndexConfig, OptimizerConfig, WindowConfig
 from kvdb.errors import IntegrityError, KvdbError, NotFound
 from query_optimizer.query_options import QueryOptions

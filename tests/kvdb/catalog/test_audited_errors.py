@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from indexes.retrieval import Dipr, TopK
 from kvdb.attention.signs import SIGNS
-from kvdb.catalog.audited_errors import audited_errors
-from kvdb.catalog.evidence import Evidence
-from kvdb.catalog.way_record import Audit
+from kvdb.catalog.evidence.audited_errors import audited_errors
+from kvdb.catalog.evidence.evidence import Evidence
+from kvdb.catalog.evidence.way_record import Audit
 from query_optimizer.order_statistics import AUDITS_MIN, upper_bound
 from query_optimizer.ways import Way
 

@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdb.catalog.chunk_texts import ChunkTexts
-from kvdb.catalog.packed_ids import PackedIds
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.segment_view import SegmentView
+from kvdb.catalog.contexts.chunk_texts import ChunkTexts
+from kvdb.catalog.contexts.packed_ids import PackedIds
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.segment_view import SegmentView
 
 texts = st.lists(st.integers(0, 1), min_size=1, max_size=3).map(tuple)
 keys = st.tuples(st.sampled_from("ab"), st.sampled_from(["", "salt"]), texts)

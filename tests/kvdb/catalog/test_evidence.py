@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from indexes.retrieval import Dipr, TopK
 from kvdb.attention.signs import SIGNS
-from kvdb.catalog.evidence import Evidence
-from kvdb.catalog.way_record import RANGE_AUDITS, SAMPLES_MAX, STALE_QUERIES, WITHDRAWN_QUERIES, Audit
+from kvdb.catalog.evidence.evidence import Evidence
+from kvdb.catalog.evidence.way_record import RANGE_AUDITS, SAMPLES_MAX, STALE_QUERIES, WITHDRAWN_QUERIES, Audit
 from query_optimizer.order_statistics import AUDITS_MIN, lower_bound, upper_bound
 from query_optimizer.ways import Way
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvdb.catalog.evidence_file as evidence_file
+import kvdb.catalog.evidence.evidence_file as evidence_file
 from indexes.retrieval import Dipr, TopK
 from kvdb.attention.signs import SIGNS
-from kvdb.catalog.evidence import Evidence, EvidenceRecords
-from kvdb.catalog.evidence_file import ARRAYS, Owner, pack, unpack
-from kvdb.catalog.way_record import SAMPLES_MAX, Audit
+from kvdb.catalog.evidence.evidence import Evidence, EvidenceRecords
+from kvdb.catalog.evidence.evidence_file import ARRAYS, Owner, pack, unpack
+from kvdb.catalog.evidence.way_record import SAMPLES_MAX, Audit
 from kvdb.errors import IntegrityError, SpecMismatch, Unsupported
 from query_optimizer.ways import Way
 

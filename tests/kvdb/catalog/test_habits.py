@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import kvdb
-from kvdb.catalog.evidence import Evidence
-from kvdb.catalog.habits import CONTEXTS_MAX, MODELS_MAX, Habits, ModelHabits
-from kvdb.catalog.way_record import WITHDRAWN_QUERIES
+from kvdb.catalog.evidence.evidence import Evidence
+from kvdb.catalog.evidence.habits import CONTEXTS_MAX, MODELS_MAX, Habits, ModelHabits
+from kvdb.catalog.evidence.way_record import WITHDRAWN_QUERIES
 from query_optimizer.habit import HABIT_AUDITS_MIN, audits_needed
 from query_optimizer.order_statistics import AUDITS_MIN
 from tests.kvdb.catalog.test_evidence import HEADS, WAY, audit, prove

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from kvdb.catalog.index_set import IndexSet, Progress
+from kvdb.catalog.segments.index_set import IndexSet, Progress
 from tests.racing import race
 
 

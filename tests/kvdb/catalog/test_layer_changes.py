@@ -3,7 +3,7 @@
 import numpy as np
 
 import kvdb
-from kvdb.catalog.layer_changes import LayerChanges
+from kvdb.catalog.evidence.layer_changes import LayerChanges
 
 SPEC = kvdb.ModelSpec("m", layers=2, q_heads=4, kv_heads=2, head_dim=16, dtype="float32")
 TOKENS = 1200

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdb.catalog.packed_ids import PackedIds, Prompt
-from kvdb.catalog.prefix_tree import common_prefix
+from kvdb.catalog.contexts.packed_ids import PackedIds, Prompt
+from kvdb.catalog.contexts.prefix_tree import common_prefix
 
 LARGEST = [1, 1 << 16, (1 << 16) + 3, 1 << 20, (1 << 31) - 1]
 

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdb.catalog.packed_ids import PackedIds
-from kvdb.catalog.prefix_tree import PrefixTree, common_prefix, concatenate
-from kvdb.catalog.segment import Segment
-from kvdb.catalog.segment_view import SegmentView, visible_tokens
+from kvdb.catalog.contexts.packed_ids import PackedIds
+from kvdb.catalog.contexts.prefix_tree import PrefixTree, common_prefix, concatenate
+from kvdb.catalog.segments.segment import Segment
+from kvdb.catalog.segments.segment_view import SegmentView, visible_tokens
 
 # Few distinct tokens, so that sequences share prefixes and part in the middle of segments.
 sequences = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(lambda ids: np.array(ids, np.int32))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdb.catalog.reachable import run_lengths
+from kvdb.catalog.compaction.reachable import run_lengths
 
 texts = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=10)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvdb
-from kvdb.catalog.scores import unpack
+from kvdb.catalog.segments.scores import unpack
 from kvdb.client.client import Client
 from kvdb.config import Config, IndexConfig, StorageConfig
 from kvdb.database import Database

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kvdb.attention.observation import Observation
-from kvdb.catalog.statistics import MEMORY, Statistics
+from kvdb.catalog.evidence.statistics import MEMORY, Statistics
 from kvdb.types import MEASURES
 
 HEADS = 3

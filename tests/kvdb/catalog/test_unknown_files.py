@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvdb.__main__ import main
-from kvdb.catalog.catalog_file import CatalogFile
+from kvdb.catalog.durable.catalog_file import CatalogFile
 from kvdb.errors import CapacityError, IntegrityError
 from kvdb.types import UnknownFile
 from tests.kvdb.catalog.test_stored_catalog import damage

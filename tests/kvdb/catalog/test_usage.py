@@ -2,7 +2,7 @@
 
 from dataclasses import astuple
 
-from kvdb.catalog.usage import QueryCounts, SegmentUsage
+from kvdb.catalog.evidence.usage import QueryCounts, SegmentUsage
 from tests.racing import race
 
 ONE = QueryCounts(1, 1.0, 1, 1.0, 1.0, 1)

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import kvdb
-from kvdb.catalog.reachable import reachable_blocks
+from kvdb.catalog.compaction.reachable import reachable_blocks
 from tests.reference import attention, relative_error
 from tests.stores import SPEC, compacted, config, connect, holds, kv_of, put
 

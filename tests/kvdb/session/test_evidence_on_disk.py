@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
-import kvdb.catalog.evidence_file as evidence_file
+import kvdb.catalog.evidence.evidence_file as evidence_file
 from kvdb.attention.signs import SIGNS
-from kvdb.catalog.way_record import Audit
+from kvdb.catalog.evidence.way_record import Audit
 from query_optimizer.order_statistics import AUDITS_MIN
 from tests.database import database, searching_config
 from tests.kvdb.session.test_audits import BUDGET, SPEC, WAY, Document, opened

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import kvdb
 import kvdb.session.step as steps
 from kvdb import _native
-from kvdb.catalog.statistics import Statistics
+from kvdb.catalog.evidence.statistics import Statistics
 from kvdb.client.arrays import like, to_numpy
 from kvdb.config import Config, IndexConfig, OptimizerConfig, StorageConfig
 from tests.kvdb.attention.observed import assert_same_observations

@@ -1,0 +1,1 @@
+"""Which segments become one, and how views change with them."""

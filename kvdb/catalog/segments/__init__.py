@@ -1,0 +1,1 @@
+"""Immutable runs of tokens, and what sessions and contexts see of them."""
