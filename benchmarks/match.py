@@ -18,10 +18,10 @@ import tracemalloc
 import numpy as np
 
 from benchmarks.harness import argument_parser, machine, measure, report
-from kvdb.catalog.contexts.catalog import Catalog
-from kvdb.catalog.contexts.layout import ContextLayout
-from kvdb.catalog.contexts.packed_ids import PackedIds
+from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.contexts.prefix_tree import PrefixTree
+from kvdb.catalog.segments.layout import ContextLayout
+from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.config import StorageConfig

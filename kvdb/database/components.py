@@ -7,8 +7,8 @@ from functools import partial
 import kvdb.hardware.cpu as cpu
 import kvdb.hardware.kernels as kernels
 import kvdb.hardware.profile as profile
-from kvdb.catalog.contexts.evictor import open_evictor
 from kvdb.catalog.durable.stored_catalog import open_catalog
+from kvdb.catalog.evictor import open_evictor
 from kvdb.catalog.evidence.habits import Habits
 from kvdb.catalog.segments.segment import Segment
 from kvdb.config import Config

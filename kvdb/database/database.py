@@ -8,8 +8,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+import kvdb.catalog.contexts.residency as residency
 import kvdb.catalog.durable.check as context_check
-import kvdb.catalog.segments.residency as residency
 import kvdb.deadlines as deadlines
 import kvdb.forks as forks
 import kvdb.indexing.status as status
@@ -17,7 +17,7 @@ import kvdb.session.step as steps
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
 from kvdb.catalog.compaction.space import space_of
-from kvdb.catalog.contexts.layout_builder import build_layout
+from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.segments.overlay import Overlay
 from kvdb.catalog.segments.segment_view import Views, release_views, visible_tokens
 from kvdb.catalog.segments.snapshot import Snapshot

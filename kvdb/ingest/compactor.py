@@ -6,11 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from threading import Lock
 
-import kvdb.catalog.segments.residency as residency
+import kvdb.catalog.contexts.residency as residency
+from kvdb.catalog.catalog import Catalog, Text
 from kvdb.catalog.compaction.chains import Chain, Twins, groups_of
 from kvdb.catalog.compaction.holders import Holder
 from kvdb.catalog.compaction.relayout import Relayout, Target
-from kvdb.catalog.contexts.catalog import Catalog, Text
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import SegmentView
 from kvdb.errors import CapacityError, IntegrityError, InvalidArgument, Unavailable

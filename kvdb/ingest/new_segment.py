@@ -3,9 +3,9 @@
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from kvdb.catalog.contexts.packed_ids import PackedIds
 from kvdb.catalog.segments.index_set import IndexSet
 from kvdb.catalog.segments.overhead import segment_nbytes
+from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import SegmentView
 from kvdb.catalog.segments.stored_queries import StoredQueries

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import kvdb.validate as validate
 from kvdb.blend.rope import inverse_frequencies
-from kvdb.catalog.contexts.catalog import Catalog
+from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.contexts.context import StoredContext
-from kvdb.catalog.contexts.layout import ContextLayout
 from kvdb.catalog.contexts.life import Life
-from kvdb.catalog.contexts.packed_ids import PackedIds
 from kvdb.catalog.contexts.prefix_tree import concatenate
+from kvdb.catalog.segments.layout import ContextLayout
 from kvdb.catalog.segments.overhead import context_nbytes
 from kvdb.catalog.segments.overlay import Overlay
+from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.catalog.segments.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, InvalidArgument

@@ -8,7 +8,7 @@ from threading import Condition, Thread
 from time import sleep
 from weakref import WeakSet
 
-import kvdb.catalog.segments.residency as residency
+import kvdb.catalog.contexts.residency as residency
 from kvdb.attention.device import DeviceFailed
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.snapshot import Snapshot

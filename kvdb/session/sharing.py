@@ -3,9 +3,9 @@
 from contextlib import suppress
 from threading import Lock
 
-from kvdb.catalog.contexts.packed_ids import PackedIds
 from kvdb.catalog.contexts.prefix_tree import common_prefix
 from kvdb.catalog.segments.overhead import segment_nbytes
+from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.errors import CapacityError

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-import kvdb.catalog.segments.residency as residency
+import kvdb.catalog.contexts.residency as residency
 import kvdb.deadlines as deadlines
 import kvdb.forks as forks
 import kvdb.session.step as steps

@@ -1,1 +1,1 @@
-"""Names, the trees in which prompts find what is stored, and how long it is kept."""
+"""Contexts by name, the trees in which prompts find what is stored, and how long it stays where."""

@@ -3,11 +3,11 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from kvdb.catalog.contexts.layout import ContextLayout
 from kvdb.catalog.contexts.life import Life
-from kvdb.catalog.contexts.packed_ids import PackedIds
 from kvdb.catalog.contexts.prefix_tree import concatenate
+from kvdb.catalog.segments.layout import ContextLayout
 from kvdb.catalog.segments.overlay import Overlay
+from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import Views, release_views, visible_tokens
 from kvdb.codecs.base import Rounding

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from kvdb.catalog.contexts.packed_ids import Prompt
+from kvdb.catalog.segments.packed_ids import Prompt
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import SegmentView, Views
 from kvdb.types import Tokens

@@ -10,7 +10,7 @@ import numpy as np
 
 import kvdb.codecs.registry as codecs
 from kvdb.catalog.contexts.life import Life
-from kvdb.catalog.contexts.packed_ids import PackedIds
+from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.codecs.base import Rounding
 from kvdb.errors import KvdbError
 from kvdb.types import ModelSpec, Tokens

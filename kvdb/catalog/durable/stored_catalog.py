@@ -9,9 +9,9 @@ from pathlib import Path
 from threading import Lock
 
 import kvdb.catalog.durable.check as context_check
+from kvdb.catalog.catalog import Catalog, Text
 from kvdb.catalog.compaction.partly_seen import PartlySeen, Trimmed
 from kvdb.catalog.compaction.relayout import Relayout
-from kvdb.catalog.contexts.catalog import Catalog, Text
 from kvdb.catalog.contexts.context import StoredContext, stored_of
 from kvdb.catalog.durable.catalog_file import CatalogFile, is_gone
 from kvdb.catalog.durable.catalog_records import LifeRecord, SegmentRecord, SpecRecord, ViewRecord

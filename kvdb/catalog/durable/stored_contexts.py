@@ -4,13 +4,13 @@ import logging
 
 import kvdb.catalog.durable.stored_overlay as stored_overlay
 from kvdb.catalog.contexts.context import StoredContext
-from kvdb.catalog.contexts.layout import ContextLayout
 from kvdb.catalog.contexts.life import Life
-from kvdb.catalog.contexts.packed_ids import PackedIds
 from kvdb.catalog.durable.catalog_records import ContextRecord, Records
 from kvdb.catalog.segments.index_set import IndexSet
+from kvdb.catalog.segments.layout import ContextLayout
 from kvdb.catalog.segments.overhead import context_nbytes, segment_nbytes
 from kvdb.catalog.segments.overlay import Overlay
+from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import SegmentView
 from kvdb.errors import ConfigError, IntegrityError, Unavailable

@@ -7,11 +7,11 @@ from threading import Lock
 
 import kvdb.catalog.evidence.evidence_file as evidence_file
 import kvdb.catalog.evidence.statistics_file as statistics_file
-from kvdb.catalog.contexts.packed_ids import PackedIds
 from kvdb.catalog.evidence.evidence import Evidence
 from kvdb.catalog.evidence.statistics import Statistics
 from kvdb.catalog.evidence.usage import SegmentUsage
 from kvdb.catalog.segments.index_set import IndexSet
+from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.scores import SegmentScores
 from kvdb.codecs.base import Rounding
 from kvdb.errors import CapacityError

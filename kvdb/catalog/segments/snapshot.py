@@ -8,7 +8,7 @@ import numpy as np
 
 from kvdb.attention.block_run import BlendedViews, BlockRun
 from kvdb.blend.rope_shift import RopeShifts
-from kvdb.catalog.contexts.layout import ContextLayout
+from kvdb.catalog.segments.layout import ContextLayout
 from kvdb.catalog.segments.overlay import Overlay
 from kvdb.catalog.segments.segment_view import Views, release_views
 from kvdb.storage.block_table import BlockTable

@@ -158,7 +158,7 @@ logging.getLogger("vllm").propagate = False
 from engine_adapter.vllm.log import LOG, join_vllm
 join_vllm()
 LOG.warning("one")
-logging.getLogger("kvdb.catalog.contexts.catalog").warning("two")
+logging.getLogger("kvdb.catalog.catalog").warning("two")
 """
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert [re.sub(r"\d+", "0", line) for line in said.stdout.splitlines()] == [

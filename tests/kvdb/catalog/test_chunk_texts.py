@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvdb.catalog.contexts.chunk_texts import ChunkTexts
-from kvdb.catalog.contexts.packed_ids import PackedIds
+from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import SegmentView
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdb.catalog.contexts.packed_ids import PackedIds, Prompt
 from kvdb.catalog.contexts.prefix_tree import common_prefix
+from kvdb.catalog.segments.packed_ids import PackedIds, Prompt
 
 LARGEST = [1, 1 << 16, (1 << 16) + 3, 1 << 20, (1 << 31) - 1]
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdb.catalog.contexts.packed_ids import PackedIds
 from kvdb.catalog.contexts.prefix_tree import PrefixTree, common_prefix, concatenate
+from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import SegmentView, visible_tokens
 

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from threading import current_thread, main_thread
 
 import numpy as np
 import pytest
@@ -193,7 +194,7 @@ def test_a_backup_goes_on_while_contexts_come_and_go(tmp_path):
         held = db._transport._catalog._disk.kept_beside
 
         def drop_one(file):
-            for name in names(db)[:1]:
+            for name in names(db)[:1] if current_thread() is main_thread() else ():  # compaction asks too
                 db.drop(name)
             return held(file)
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any
 
-from kvdb.catalog.contexts.catalog import Catalog
+from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.contexts.context import StoredContext
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import Views

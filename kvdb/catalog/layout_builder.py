@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kvdb.validate as validate
-from kvdb.catalog.contexts.catalog import Catalog
+from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.contexts.context import StoredContext
-from kvdb.catalog.contexts.layout import ContextLayout
+from kvdb.catalog.segments.layout import ContextLayout
 from kvdb.catalog.segments.overlay import Overlay
 from kvdb.catalog.segments.segment_view import SegmentView, Views, release_views, visible_tokens
 from kvdb.errors import InvalidArgument, PositionError, SpecMismatch
