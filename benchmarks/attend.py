@@ -230,7 +230,6 @@ def append() -> None:
 
 
 def main() -> None:
-    torch.set_grad_enabled(False)
     benchmarks: dict[str, list[Callable[[], None]]] = {
         "decode": [partial(decode, tokens) for tokens in (8192, 32768, 131072)],
         "prefill": [prefill],
@@ -240,6 +239,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to measure, of {', '.join(benchmarks)} (default all)")
     given = parser.parse_args()
+    torch.set_grad_enabled(False)
     report("machine", **machine(), torch_threads=torch.get_num_threads(), isas=_native.isas())
     for name in given.names or benchmarks:
         for run in benchmarks[name]:

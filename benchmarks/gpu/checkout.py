@@ -9,6 +9,15 @@ from types import ModuleType
 COMPILED = ("indexes._native", "kvdb._native")
 
 
+class _Named(type):
+    """The type of a class, or an enumeration, of which names are known and nothing else."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return f"{cls.__name__}.{name}"
+
+
 class _Missing(ModuleType):
     """Stands in for an extension module: its names are there, for annotations and imports, and nothing of it can be called."""
 
@@ -19,7 +28,7 @@ class _Missing(ModuleType):
         def refuse(*_: object, **__: object) -> object:
             raise ImportError(f"{self.__name__}.{name} is not compiled; run make test, or pip install .")
 
-        return type(name, (), {"__new__": refuse})
+        return _Named(name, (), {"__new__": refuse})
 
 
 def prepare() -> bool:

@@ -1,5 +1,7 @@
 """The codecs by name."""
 
+from functools import cache
+
 from kvdb.codecs.base import Codec
 from kvdb.codecs.int4 import Int4
 from kvdb.codecs.int8 import Int8
@@ -7,7 +9,6 @@ from kvdb.codecs.int8_int4 import Int8Int4
 from kvdb.codecs.plain import Plain
 
 _OWN = Plain(), Int8(), Int8Int4(), Int4()
-_BY_NUMBER = {codec.number: codec for codec in _OWN}
 CODECS: dict[str, Codec] = {codec.name: codec for codec in _OWN}
 """The codecs by name; those of others come last."""
 
@@ -24,6 +25,7 @@ def names() -> str:
     return ", ".join(map(repr, tuple(CODECS)))
 
 
+@cache
 def of_number(number: int) -> Codec:
     """The codec whose blocks lie as those with this number in their addresses do."""
-    return _BY_NUMBER[number]
+    return next(codec for codec in _OWN if codec.number == number)

@@ -102,7 +102,7 @@ class HostSteps:
             tail.until_seal if prepared.indexes_tail else steps,
         )
         facts = self._planner.facts_of(prepared)
-        if allowed <= 0 or facts is None or (course.searches and step is None) or not self._has_room():
+        if min(allowed, tail.table.room) <= 0 or facts is None or (course.searches and step is None):
             return
         self._course, self._step, self._asked, self._facts = course, step, asked, facts
         self._allowed = allowed
@@ -117,7 +117,8 @@ class HostSteps:
         taken = self._look()
         table.length += taken
         self._advanced += taken
-        if self._native.full or self._step is not None or self._allowed <= 0 or table.room or not self._has_room(before):
+        goes_on = not (self._native.full or self._step is not None or self._allowed <= 0 or table.room)
+        if not self._has_room(before) or not goes_on:
             return False
         self._follow()
         return True
@@ -169,16 +170,16 @@ class HostSteps:
         step = None if self._step is None else self._step.native
         self._native.follow(self._asked, step, *reads, run.tokens, self._left, self._facts)
 
-    def _has_room(self, before: int | None = None) -> bool:
+    def _has_room(self, before: int) -> bool:
         """Take blocks ahead where the tail has no room; False where there are none, which the next append says, if it can make no
-        room. before: the length of the tail that the run knows, None for that of now."""
+        room. before: the length of the tail that the run knows."""
         table = self._tail.table
         if not table.room:
             try:
                 table.reserve_ahead(blocks_ahead(self._tail))
             except CapacityError:
                 return False
-            self._run.refresh(table.length if before is None else before)
+            self._run.refresh(before)
         return True
 
     def _look(self) -> int:

@@ -161,6 +161,7 @@ def paged(rng: np.random.Generator, native: Any, geometry: Any) -> Any:
                 layer_pages.pin,
                 layer_pages.unpin,
                 layer_pages.discard,
+                lambda: layer_pages.prefer(np.zeros(1, np.int32)),
                 lambda: pool.shrink(gone),
                 lambda: pool.set_limit(limit),
                 lambda: native.gather(geometry, table, 0, k.shape[1], k, v),
@@ -174,7 +175,7 @@ def paged(rng: np.random.Generator, native: Any, geometry: Any) -> Any:
             finally:
                 layer_pages.leave()
 
-    order = rng.integers(0, 10, 12)
+    order = rng.integers(0, 11, 12)
     numbers = len(data), 0, 3, geometry.block_bytes, summed, sums, len(data), int(rng.integers(0, 2 * nbytes)), order, table
     native.made(come_and_go, Trusted(begin), Trusted(nbytes), unit, *numbers)
     return [memory, data]

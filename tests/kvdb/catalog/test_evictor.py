@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvdb
-from kvdb.catalog.segments import residency
+from kvdb.catalog.contexts import residency
 from kvdb.errors import CapacityError, NotFound
 from tests.stores import SPEC, config, connect, holds, kv_of, names, put
 from tests.waiting import until
