@@ -82,11 +82,10 @@ nb::capsule python_searcher(const PyBlocks& blocks, std::uintptr_t index,
         if (rows.active_heads) {
             active = copy_of<bool, 1>(rows.active_heads, {std::size_t(geometry.kv_heads)});
         }
-        const nb::object found =
-            search(copy_of<float, 3>(rows.q, {heads, n, dims}),
-                   copy_of<std::int64_t, 1>(rows.begin, {n}),
-                   copy_of<std::int64_t, 1>(rows.end, {n}), copy_of<float, 2>(rows.floor, {heads, n}),
-                   copy_of<float, 2>(outside, {heads, n}), hidden, active);
+        const nb::object found = search(
+            copy_of<float, 3>(rows.q, {heads, n, dims}), copy_of<std::int64_t, 1>(rows.begin, {n}),
+            copy_of<std::int64_t, 1>(rows.end, {n}), copy_of<float, 2>(rows.floor, {heads, n}),
+            copy_of<float, 2>(outside, {heads, n}), hidden, active);
         return checked(nb::cast<PyFound>(found), blocks.blocks, static_cast<std::int64_t>(heads),
                        rows.n);
     };

@@ -134,9 +134,8 @@ PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyRea
 
 std::vector<StepResult> py_run(const PyStep& step, const ConstArray& q,
                                const std::vector<std::int64_t>& queries, bool causal,
-                               const TableArray& table, const CountsArray& counts,
-                               const Array& out, const LogsArray& logs, bool observed,
-                               bool judged) {
+                               const TableArray& table, const CountsArray& counts, const Array& out,
+                               const LogsArray& logs, bool observed, bool judged) {
     const StepPlan& plan = step.plan;
     const Geometry& geometry = plan.geometry;
     const std::int64_t n = tokens_of(q, "q"), heads = plan.q_heads;
