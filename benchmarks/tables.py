@@ -9,7 +9,7 @@ from indexes.retrieval import Dipr
 from kvdb.commands.output import table
 
 Columns = tuple[tuple[str, str, str, float], ...]
-"""Of each column the field, the title, the format, and what values are multiplied with."""
+"""A field, its title, its format, and what its values are multiplied with, for each column."""
 COLUMNS: Columns = (
     ("kind", "kind", "", 1),
     ("workload", "workload", "", 1),

@@ -1,1 +1,1 @@
-"""What of a segment is most worth keeping: `base` is the protocol, `registry` the selectors by name, and each is one file."""
+"""Selectors say which tokens are most worth keeping: `base` is the protocol, `registry` has them by name, each is one file."""
