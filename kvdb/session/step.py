@@ -80,7 +80,7 @@ def run(sessions: Sessions, layer: int, q: Any, k: Any, v: Any, options: QueryOp
     with turns_of(sessions):
         runners = [session.runner(layer) for session in sessions if session.spec == sessions[0].spec]
         ready = [runner for runner in runners if runner is not None]
-        if len(ready) < len(sessions):
+        if len(ready) < len(sessions) or len(set(map(type, ready))) > 1:  # a card that was lost takes no new sessions
             return None
         return ready[0].run_with(ready[1:], q, k, v, options, starts)
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvdb
+import kvdb.session.step as steps
 from indexes.retrieval import Dipr, Exact, TopK
 from kvdb.attention.triton.batch import Batch
 from kvdb.errors import CapacityError, DtypeError, GpuLost, NonFiniteError, PositionError, ShapeError
@@ -476,3 +477,15 @@ def test_any_course_of_calls_is_that_of_main_memory(both, calls, seed):
     assert gpu.stats().tokens == cpu.stats().tokens == at
     gpu.close()
     cpu.close()
+
+
+def test_sessions_of_a_card_and_of_main_memory_take_no_step_together(both):
+    kv = Kv(spec_of("float32", layers=1), STORED + 4)
+    gpu, cpu = both(kv)
+    for i in range(2):
+        stepped(gpu, kv, STORED + i)
+        step(cpu, kv, STORED + i, EXACT)
+    heads = kv.spec.q_heads, kv.spec.kv_heads, kv.spec.kv_heads
+    arrays = [np.zeros((2, count, 1, kv.spec.head_dim), np.float32) for count in heads]
+    for order in ([gpu._transport, cpu], [cpu, gpu._transport]):
+        assert steps.run(order, 0, *arrays, EXACT) is None
