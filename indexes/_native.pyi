@@ -17,9 +17,21 @@ class Dtype(enum.Enum):
     bfloat16 = 2
 
 class Blocks:
-    """`tokens` tokens of one layer in blocks [k, v][kv_heads][block_size][head_dim] at the addresses `table`, uint64 [blocks]."""
+    """`tokens` tokens of one layer in blocks of keys, [kv_heads][block_size][head_dim], and then values, [kv_heads][block_size]
+    [value_dim], at the addresses `table`, uint64 [blocks]. value_dim: head_dim for None. values_in_keys: there are keys alone, and
+    a value is the first value_dim numbers of its key."""
 
-    def __init__(self, dtype: Dtype, kv_heads: int, head_dim: int, block_size: int, table: Any, tokens: int) -> None: ...
+    def __init__(
+        self,
+        dtype: Dtype,
+        kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        table: Any,
+        tokens: int,
+        value_dim: int | None = None,
+        values_in_keys: bool = False,
+    ) -> None: ...
 
 class Queries:
     """Queries q float32 [q_heads, n, head_dim]; query i sees tokens [begin[i], end[i]), int64 [n], except those whose bit in
@@ -41,7 +53,7 @@ def copy_keys(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
     """The keys of `read_keys` in their stored dtype, into out, uint8 [count, bytes of a key]."""
 
 def read_values(blocks: Blocks, kv_head: int, begin: int, out: Any) -> None:
-    """Values of a KV head into out, as `read_keys` does with keys."""
+    """Values of a KV head into out, float32 [count, value_dim], as `read_keys` does with keys."""
 
 SearchFields = tuple[Any, Any, Any, int, int, Any, Any, Any, Any]
 """What a search returns: the first nine fields of `indexes.base.SearchResult`, those of each row flat. The tail is empty unless
@@ -111,7 +123,8 @@ QUANTIZED_RUNS: int
 class CoarsePages:
     """Pages of segments of equal length, in arrays that the caller owns; `indexes/coarse/layout.py` lists them.
 
-    fields: begin, segments, tokens of a segment, pages of a segment, kv_heads, head_dim, box, page_tokens.
+    fields: begin, segments, tokens of a segment, pages of a segment, kv_heads, head_dim, box, page_tokens; and value_dim, where it
+    is another.
     """
 
     def __init__(self, fields: dict[str, int], arrays: dict[str, Any]) -> None: ...

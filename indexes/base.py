@@ -90,7 +90,7 @@ class SearchResult:
     looked at in any form, counted once for each KV head. nbytes: bytes read, exact keys included. missed: float32 `[q_heads, n]`,
     an estimate of the log of the sum of exp(scale * q.k) over the visible tokens that were not found; -inf only where there are
     no such tokens. missed_bound: an upper bound of the true value, +inf where nothing is known. tail: float32 `[q_heads, n,
-    head_dim]`, the estimated attention output over the tokens not found, None where the index cannot estimate it or was not asked
+    value_dim]`, the estimated attention output over the tokens not found, None where the index cannot estimate it or was not asked
     to. dense: bool `[q_heads, n]`, set for queries that the search gave up, because reading everything costs less; None where all
     are answered.
 
@@ -122,7 +122,7 @@ class SearchResult:
             nbytes,
             missed.reshape(shape),
             bound.reshape(shape),
-            tails.reshape(queries.q.shape) if tail else None,
+            tails.reshape(*shape, len(tails) // max(1, shape[0] * shape[1])) if tail else None,
             dense.view(np.bool_).reshape(shape) if give_up else None,
         )
 

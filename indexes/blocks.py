@@ -26,9 +26,11 @@ DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfl
 class Blocks:
     """The first `tokens` tokens of one layer.
 
-    table: uint64 `[blocks]`, the addresses of blocks `[2, kv_heads, block_size, head_dim]`: keys, then values; or of quantized
-    blocks (`native/block_format.h`), whose format stands in the lowest bits of their addresses, the same in all. owner: an object
-    that keeps that memory alive, where the caller does not.
+    table: uint64 `[blocks]`, the addresses of blocks of keys, `[kv_heads, block_size, head_dim]`, and then values, `[kv_heads,
+    block_size, value_dim]`; or of quantized blocks (`native/block_format.h`), whose format stands in the lowest bits of their
+    addresses, the same in all. owner: an object that keeps that memory alive, where the caller does not. value_dim: head_dim
+    where it is not given; with 0, tokens have no values. values_in_keys: there are keys alone, and a value is the first value_dim
+    numbers of its key.
     """
 
     dtype: str
@@ -38,25 +40,45 @@ class Blocks:
     table: npt.NDArray[np.uint64]
     tokens: int
     owner: object = field(default=None, repr=False, compare=False)
+    value_dim: int = None  # type: ignore[assignment]  # never after __post_init__
+    values_in_keys: bool = False
+
+    def __post_init__(self) -> None:
+        if self.value_dim is None:
+            object.__setattr__(self, "value_dim", self.head_dim)
 
     @classmethod
-    def of(cls, k: Array, v: Array | None = None, block_size: int = 64) -> "Blocks":
-        """Blocks that hold a copy of k and v, `[kv_heads, n, head_dim]` in one of DTYPES; without v the values are zero."""
+    def of(cls, k: Array, v: Array | None = None, block_size: int = 64, *, value_dim: int | None = None) -> "Blocks":
+        """Blocks that hold a copy of k, `[kv_heads, n, head_dim]`, and v, `[kv_heads, n, value_dim]`, in one of DTYPES; without v
+        the values are zero. value_dim: of values that are the first numbers of their keys, or None for values of their own."""
         kv_heads, n, head_dim = k.shape
         count = -(-n // block_size)
-        memory = np.zeros((count, 2, kv_heads, block_size, head_dim), k.dtype)
-        for plane, array in enumerate((k, v)):
-            if array is not None:
+        own_dim = 0 if value_dim is not None else head_dim if v is None else v.shape[2]
+        memory = np.zeros((count, kv_heads * block_size * (head_dim + own_dim)), k.dtype)
+        keys = memory[:, : kv_heads * block_size * head_dim].reshape(count, kv_heads, block_size, head_dim)
+        values = memory[:, kv_heads * block_size * head_dim :].reshape(count, kv_heads, block_size, own_dim)
+        for plane, array in ((keys, k), (values, v)):
+            if array is not None and plane.shape[3]:
                 for b in range(count):
                     rows = array[:, b * block_size : (b + 1) * block_size]
-                    memory[b, plane, :, : rows.shape[1]] = rows
-        table = memory.ctypes.data + memory.strides[0] * np.arange(count, dtype=np.uint64)
-        return cls(k.dtype.name, kv_heads, head_dim, block_size, table.astype(np.uint64), n, memory)
+                    plane[b, :, : rows.shape[1]] = rows
+        table = (memory.ctypes.data + memory.strides[0] * np.arange(count, dtype=np.uint64)).astype(np.uint64)
+        in_keys = value_dim is not None
+        return cls(
+            k.dtype.name, kv_heads, head_dim, block_size, table, n, memory, value_dim if in_keys else own_dim, in_keys
+        )
 
     @cached_property
     def native(self) -> _native.Blocks:
         dtype = getattr(_native.Dtype, self.dtype)
-        return _native.Blocks(dtype, self.kv_heads, self.head_dim, self.block_size, self.table, self.tokens)
+        return _native.Blocks(
+            dtype, self.kv_heads, self.head_dim, self.block_size, self.table, self.tokens, self.value_dim, self.values_in_keys
+        )
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether values are as long as keys, and apart from them."""
+        return self.value_dim == self.head_dim and not self.values_in_keys
 
     @cached_property
     def code_bits(self) -> tuple[int, int] | None:
@@ -64,11 +86,11 @@ class Blocks:
         return CODE_BITS.get(int(self.table[0]) & FORMAT_MASK) if len(self.table) else None
 
     @property
-    def token_nbytes(self) -> int:
-        """Bytes of the keys and values of one token of one KV head."""
+    def key_nbytes(self) -> float:
+        """Bytes of one token's key of one KV head; the mean of a key and a value where they are quantized."""
         if self.code_bits is not None:
-            return sum(self.head_dim * bits // 8 + SCALE_BYTES for bits in self.code_bits)
-        return int(2 * self.head_dim * DTYPES[self.dtype].itemsize)
+            return sum(self.head_dim * bits // 8 + SCALE_BYTES for bits in self.code_bits) / 2
+        return float(self.head_dim * DTYPES[self.dtype].itemsize)
 
     def identity(self) -> dict[str, object]:
         """The values by which an index file recognises its keys, as JSON holds them: the shape, and the CRC-32 of some keys,
@@ -78,12 +100,12 @@ class Blocks:
         for token in spread.tolist():
             for head in range(self.kv_heads):
                 crc = zlib.crc32(self.keys(head, token, token + 1).tobytes(), crc)
-        shape = {name: getattr(self, name) for name in ("dtype", "kv_heads", "head_dim", "tokens")}
-        return {**shape, "keys": crc}
+        names = ("dtype", "kv_heads", "head_dim", "tokens", *(() if self.is_symmetric else ("value_dim", "values_in_keys")))
+        return {**{name: getattr(self, name) for name in names}, "keys": crc}
 
     def check_extends(self, before: "Blocks") -> None:
         """Raises ValueError unless these blocks can hold the tokens of `before` with more tokens behind them."""
-        for name in ("dtype", "kv_heads", "head_dim"):
+        for name in ("dtype", "kv_heads", "head_dim", "value_dim", "values_in_keys"):
             if getattr(self, name) != getattr(before, name):
                 raise ValueError(
                     f"the new blocks have {name} {getattr(self, name)}; expected {getattr(before, name)}, as those indexed before"
@@ -106,7 +128,7 @@ class Blocks:
         return out
 
     def values(self, kv_head: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.float32]:
-        """A copy of some values, float32 `[end - begin, head_dim]`."""
-        out = np.empty(((self.tokens if end is None else end) - begin, self.head_dim), np.float32)
+        """A copy of some values, float32 `[end - begin, value_dim]`."""
+        out = np.empty(((self.tokens if end is None else end) - begin, self.value_dim), np.float32)
         _native.read_values(self.native, kv_head, begin, out)
         return out

@@ -25,7 +25,7 @@ ROUNDING = 2.0**-20
 
 @dataclass(frozen=True)
 class Judged:
-    """The judgement of one search. out: `[rows, head_dim]`, the attention over found tokens and window; all others are `[rows]`.
+    """The judgement of one search. out: `[rows, value_dim]`, the attention over found tokens and window; all others are `[rows]`.
 
     kept (found tokens and window), missed, missed_estimate and missed_bound are logs of sums of exp(scale * q.k).
     """
@@ -202,8 +202,8 @@ class Oracle:
 
     def _attention(self, found: Sequence[Int64] | None) -> Float64:
         """The attention over each row's found tokens and the window, or over everything for None."""
-        head_dim, per_head = self.blocks.head_dim, self._heads * self._n // self.blocks.kv_heads
-        out = np.zeros((self._heads * self._n, head_dim))
+        value_dim, per_head = self.blocks.value_dim, self._heads * self._n // self.blocks.kv_heads
+        out = np.zeros((self._heads * self._n, value_dim))
         for head in range(self.blocks.kv_heads):
             mine = range(head * per_head, (head + 1) * per_head)
             weights = np.stack([self._weights(i, None if found is None else found[i]) for i in mine])

@@ -1,6 +1,7 @@
 """Attention over blocks of keys and values, and what moves them in and out. CPU, C++.
 
-A block is one allocation of [k, v][kv_heads][block_size][head_dim], contiguous. A run is a sequence of blocks, given by
+A block is one allocation of keys, [kv_heads][block_size][head_dim], and behind them values, [kv_heads][block_size][value_dim];
+or of keys alone, where values are the first numbers of keys, or where there are none. A run is a sequence of blocks, given by
 `table`, uint64 [blocks], their base addresses. Addresses are trusted: the caller keeps the memory alive and large enough.
 Every other argument is checked, and a wrong one raises ValueError (TypeError if it is no such array at all).
 
@@ -21,9 +22,19 @@ class Dtype(enum.Enum):
     bfloat16 = 2
 
 class Geometry:
-    """What fixes the bytes of a block. head_dim: a multiple of 8, up to 256; block_size: up to 1024 tokens."""
+    """What fixes the bytes of a block. head_dim: the numbers of a key, a multiple of 8, up to 640; block_size: up to 1024 tokens.
+    value_dim: the numbers of a value, likewise, head_dim for None; with 0 tokens have no values, and are not attended.
+    values_in_keys: there are keys alone, and a value is the first value_dim numbers of its key."""
 
-    def __init__(self, dtype: Dtype, kv_heads: int, head_dim: int, block_size: int = 64) -> None: ...
+    def __init__(
+        self,
+        dtype: Dtype,
+        kv_heads: int,
+        head_dim: int,
+        block_size: int = 64,
+        value_dim: int | None = None,
+        values_in_keys: bool = False,
+    ) -> None: ...
     @property
     def dtype(self) -> Dtype: ...
     @property
@@ -32,6 +43,10 @@ class Geometry:
     def head_dim(self) -> int: ...
     @property
     def block_size(self) -> int: ...
+    @property
+    def value_dim(self) -> int: ...
+    @property
+    def values_in_keys(self) -> bool: ...
     @property
     def block_bytes(self) -> int: ...
 
@@ -44,7 +59,8 @@ class BlockFormat(enum.Enum):
     int4 = 3
 
 def block_bytes(geometry: Geometry, block_format: BlockFormat) -> int:
-    """The bytes of a block. A quantized one takes a multiple of 64, and its block_size is a multiple of 16."""
+    """The bytes of a block. A quantized one takes a multiple of 64, its block_size is a multiple of 16, and its values are as long
+    as its keys, and apart from them, up to 256 numbers."""
 
 def quantize(geometry: Geometry, block_format: BlockFormat, table: Any, n: int, out: Any) -> tuple[float, float, float, float]:
     """Writes the first n tokens of a run into quantized blocks, uint64 `out`, one for each block of the run.
@@ -74,18 +90,21 @@ class Placement:
     @property
     def blocks(self) -> int: ...
 
-def append(geometry: Geometry, table: Any, start: int, k: Any, v: Any) -> tuple[Literal["k", "v"], int, int] | None:
-    """Writes k, v [kv_heads, n, head_dim] at positions [start, start + n) of the run.
+def append(geometry: Geometry, table: Any, start: int, k: Any, v: Any | None) -> tuple[Literal["k", "v"], int, int] | None:
+    """Writes k [kv_heads, n, head_dim], v [kv_heads, n, value_dim] at positions [start, start + n) of the run. v: not looked at
+    where a block has no values of its own.
 
     Position p is slot p % block_size of block p // block_size. If an element is NaN or infinite, returns (which, KV head, token
     of k or v) of the first such token, keys before values; what the positions hold is unspecified then.
     """
 
 def finite(geometry: Geometry, array: Any, logs: Any | None = None) -> bool:
-    """Whether array [heads, n, head_dim], of any number of heads, and logs, float32 [heads, n], hold neither NaN nor infinity."""
+    """Whether array [heads, n, head_dim] or [heads, n, value_dim], of any number of heads, and logs, float32 [heads, n], hold
+    neither NaN nor infinity."""
 
-def gather(geometry: Geometry, table: Any, start: int, n: int, k_out: Any, v_out: Any) -> None:
-    """Reads positions [start, start + n) of the run into k_out, v_out [kv_heads, n, head_dim]."""
+def gather(geometry: Geometry, table: Any, start: int, n: int, k_out: Any, v_out: Any | None) -> None:
+    """Reads positions [start, start + n) of the run into k_out [kv_heads, n, head_dim], v_out [kv_heads, n, value_dim]; None: keys
+    alone, where a block has no values of its own."""
 
 def copy(geometry: Geometry, source: Any, source_start: int, target: Any, target_start: int, n: int) -> None:
     """Copies n positions from one run (its table) to another. The memory of the two may not overlap."""
@@ -104,14 +123,14 @@ def place(
     """Copies as `copy` does, with keys rotated forward: as if they had been computed `shift` positions further on.
 
     cos, sin: float32 [pairs], of shift * frequency, as in `Placement`; None and None: a plain copy. Keys are rotated in float32
-    and rounded to their type.
+    and rounded to their type. Those that hold values are not rotated: ValueError.
     """
 
 def scatter(geometry: Geometry, source: Any, source_start: int, target: Any, positions: Any) -> None:
     """Copies token source_start + i of one run to position positions[i], int64 [n], of another; of several the last stays."""
 
-def gather_at(geometry: Geometry, table: Any, positions: Any, k_out: Any, v_out: Any) -> None:
-    """Reads the tokens at positions, int64 [n], in any order, into k_out, v_out [kv_heads, n, head_dim]."""
+def gather_at(geometry: Geometry, table: Any, positions: Any, k_out: Any, v_out: Any | None) -> None:
+    """Reads the tokens at positions, int64 [n], in any order, into k_out and v_out as `gather` does."""
 
 def rotate(geometry: Geometry, q: Any, cos: Any, sin: Any, interleaved: bool, out: Any) -> None:
     """Rotates q [heads, n, head_dim], of the geometry's type, back: as keys that were moved by `shift` want it.
@@ -142,8 +161,8 @@ def attend(
     eight beside codes of four.
 
     counts: int32 [blocks]. causal: 0, every query sees all N tokens; or n, the last n tokens are the queries' own, and query i
-    sees the first N - n + i + 1. Query head h reads KV head h // (q_heads // kv_heads). out: [q_heads, n, head_dim] of q's type
-    or float32. lse: float32 [q_heads, n], contiguous, the logarithm of sum exp(scale * q.k).
+    sees the first N - n + i + 1. Query head h reads KV head h // (q_heads // kv_heads). out: [q_heads, n, value_dim] of q's
+    type or float32. lse: float32 [q_heads, n], contiguous, the logarithm of sum exp(scale * q.k).
     top: the same, the largest q.k. Only KV heads [kv_begin, kv_end) are attended; what belongs to others is left as it
     is. ends: int64 [n], ascending, instead of causal: query i sees the first ends[i] tokens. placement: of the run's first
     blocks, or of all; nobody sees what it hides, and queries are rotated back by the shift of what they meet, in float32, and
@@ -163,7 +182,7 @@ def attend_retrieved(
     out: Any,
     lse: Any,
 ) -> None:
-    """The states float32 state_out [q_heads, n, head_dim], state_lse [q_heads, n], merged with attention over chosen tokens.
+    """The states float32 state_out [q_heads, n, value_dim], state_lse [q_heads, n], merged with attention over chosen tokens.
 
     Row h * n + i has the tokens ids[offsets[row] : offsets[row + 1]], int32, of the run `table`, with q.k in scores, float32.
     Only values are read. out: float32 or of the geometry's type, contiguous; lse: float32 [q_heads, n]. Both may be the state's
@@ -171,7 +190,7 @@ def attend_retrieved(
     """
 
 def merge_tail(geometry: Geometry, state_out: Any, state_lse: Any, tail_out: Any, tail_lse: Any, out: Any, lse: Any) -> None:
-    """The states float32 state_out [q_heads, n, head_dim], state_lse [q_heads, n], merged with others, tail_out and tail_lse.
+    """The states float32 state_out [q_heads, n, value_dim], state_lse [q_heads, n], merged with others, tail_out and tail_lse.
 
     out and lse as those of `attend_retrieved`. A row whose tail_lse is -inf stays as it is; NaN and +inf are refused.
     """
@@ -278,7 +297,7 @@ class Step:
         judged: bool,
     ) -> list[StepResult]:
         """Answers some of the queries q [q_heads, n, head_dim], of the last n tokens of the run as it is now. queries: their
-        numbers. causal: whether each sees the window up to its own token alone. out: as q, [queries * q_heads, 1, head_dim],
+        numbers. causal: whether each sees the window up to its own token alone. out: of q's type, [queries * q_heads, 1, value_dim],
         contiguous. logs: float32 [queries, 3, q_heads], the logarithms of the sum of exp(scale * q.k) over everything; over the
         tokens read, without estimates; and over those left out, estimated. Both arrays hold nothing of a query that is not
         answered; but where a bound is exceeded, the last two logarithms are known. observed: whether `observations` is to be
@@ -356,9 +375,10 @@ class LayerSteps:
     def stop(self) -> None:
         """Refuse further steps."""
 
-    def step(self, q: Any, k: Any, v: Any, options: object, start: object) -> Any | None:
-        """Appends k and v [kv_heads, 1, head_dim] and answers q [q_heads, 1, head_dim]; the answer is of its shape and library.
-        start: the position of the token, or None. Returns None where the step is none that `follow` spoke of, an argument is
+    def step(self, q: Any, k: Any, v: Any | None, options: object, start: object) -> Any | None:
+        """Appends k [kv_heads, 1, head_dim] and v [kv_heads, 1, value_dim] and answers q [q_heads, 1, head_dim] by [q_heads, 1,
+        value_dim] of its library. v: not looked at where tokens have no values of their own. start: the position of the token,
+        or None. Returns None where the step is none that `follow` spoke of, an argument is
         wrong or a number not finite: then nothing was done."""
 
     def sample_next(self, in_steps: int, every: int) -> None:
@@ -372,8 +392,8 @@ class LayerSteps:
         """Keep the last `most` queries and their answers, from now on until `stop`; 0: none."""
 
     def recent(self) -> tuple[bytes, bytes]:
-        """The queries and the answers that are kept, each [tokens, q_heads, head_dim], their bits, the oldest first. They go on
-        being kept."""
+        """The queries, [tokens, q_heads, head_dim], and the answers, [tokens, q_heads, value_dim], that are kept, their bits, the
+        oldest first. They go on being kept."""
 
     @property
     def full(self) -> bool:
@@ -616,10 +636,20 @@ class SharedStep:
     """The attends of one token through a ring that are of one session, layer and options, and thus of one message."""
 
     def __init__(
-        self, q_heads: int, kv_heads: int, head_dim: int, dtype: Dtype, like: Any, message: bytes, arena: int, region_bytes: int
+        self,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: Dtype,
+        like: Any,
+        message: bytes,
+        arena: int,
+        region_bytes: int,
+        value_dim: int | None = None,
+        values_in_keys: bool = False,
     ) -> None:
-        """like: an array of numpy of the dtype. arena: where the message lies in a region, before the arrays. Raises ValueError
-        where a region of so many bytes has no room."""
+        """like: an array of numpy of the dtype. arena: where the message lies in a region, before the arrays; of v there are no
+        bytes where tokens have no values of their own. Raises ValueError where a region of so many bytes has no room."""
 
     def take_tensors(self, tensor: type, dtype: object) -> None:
         """Take arrays of another type too: those of torch, in this dtype of its own."""
@@ -627,7 +657,7 @@ class SharedStep:
     def attend(
         self, ring: SharedRing, generation: int, number: int, q: Any, k: Any, v: Any, start: object, seconds: float, wait: float
     ) -> Any | bytes | None:
-        """Send one token's q, k and v, `[heads, 1, head_dim]`, and wait so long for the answer, which is returned, of the library
+        """Send one token's q and k, `[heads, 1, head_dim]`, and v, `[heads, 1, value_dim]`, and wait so long for the answer, which is returned, of the library
         that q is of. None for arrays of another form, or a start that is no int; then nothing was sent. The bytes of the request
         where the answer is anything but what was asked for, and is the next that `ring` receives. seconds: how long the caller
         waits, for the server. Raises ValueError where too many requests are under way."""

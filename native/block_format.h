@@ -1,4 +1,5 @@
-// How the numbers of a block are stored: as they came, or quantized.
+// How the numbers of a block are stored: as they came, or quantized, where keys and values are as
+// long and apart.
 //
 // A quantized block is [kv_heads] of: codes of keys, codes of values, the centre of the keys and of
 // the values (bfloat16 [head_dim] each), a scale for each key and for each value (bfloat16
@@ -21,6 +22,7 @@ enum class Plane : int { key, value };
 enum class BlockFormat : int { raw, int8, int8_int4, int4 };
 inline constexpr int kQuantizedFormats = 3;
 inline constexpr int kQuantizedGroup = 16;  // tokens; block_size is a multiple of it
+inline constexpr int kQuantizedDimMax = 256;  // sums of more codes' products exceed 32 bits
 
 inline constexpr std::uint64_t kFormatMask = 7;  // of a block's address, where its format is
 

@@ -36,15 +36,18 @@ struct Rows {
     const Geometry& geometry;
     const std::uint64_t* table;
     std::size_t offset;  // of the head's keys or values in a block
+    std::size_t stride, row_bytes;
 
     Rows(const Geometry& geometry, const std::uint64_t* table, int kv_head, bool values)
         : geometry(geometry),
           table(table),
-          offset(kv_head * geometry.head_bytes() + (values ? geometry.plane_bytes() : 0)) {}
+          offset(values ? geometry.value_at(kv_head) : geometry.key_at(kv_head)),
+          stride(values ? geometry.value_stride_bytes() : geometry.key_row_bytes()),
+          row_bytes(values ? geometry.value_row_bytes() : geometry.key_row_bytes()) {}
 
     std::uint64_t address(std::int32_t token) const {
         const std::int32_t block = token / geometry.block_size;
-        return table[block] + offset + (token - block * geometry.block_size) * geometry.row_bytes();
+        return table[block] + offset + (token - block * geometry.block_size) * stride;
     }
 };
 
@@ -103,7 +106,7 @@ AskedRows::AskedRows(const Geometry& geometry, const std::uint64_t* table)
 void AskedRows::add(int kv_head, const std::int32_t* tokens, std::int64_t count, bool values) {
     const Rows rows(geometry_, table_, kv_head, values);
     for (std::int64_t i = 0; i < count; ++i) {
-        memory_->use(rows.address(tokens[i]), geometry_.row_bytes(), absent_);
+        memory_->use(rows.address(tokens[i]), rows.row_bytes, absent_);
     }
 }
 
@@ -163,8 +166,9 @@ void require_blocks(const Geometry& geometry, const std::uint64_t* table,
         if (!memory || memory->full() || counts[i] == 0) continue;
         for (int head = kv_begin; head < kv_end; ++head) {
             for (const bool values : {false, true}) {
-                memory->use(Rows(geometry, table + i, head, values).address(0),
-                            counts[i] * geometry.row_bytes(), absent);
+                if (values && !geometry.own_values()) continue;
+                const Rows rows(geometry, table + i, head, values);
+                memory->use(rows.address(0), counts[i] * rows.row_bytes, absent);
             }
         }
     }

@@ -77,7 +77,7 @@ struct SearchResult {
     RetrievedRows retrieved;
     std::int64_t scanned = 0, nbytes = 0;
     std::vector<float> missed, bound;  // [q_heads * n]
-    std::vector<float> tail;  // [q_heads * n][head_dim] estimated attention over them, or empty
+    std::vector<float> tail;  // [q_heads * n][value_dim] estimated attention over them, or empty
     std::vector<std::uint8_t> dense;  // [q_heads * n] whether the row was given up
 
     // Rows that miss nothing, with tails of zeros unless tail_dims is 0.

@@ -56,7 +56,7 @@ class PageCost:
         """The cost of one search. shape: visible tokens, rows of each KV head, KV heads. expected_tokens: as `Index.cost` takes
         it."""
         tokens, rows, heads = shape
-        d, key_nbytes = blocks.head_dim, blocks.token_nbytes / 2
+        d, key_nbytes = blocks.head_dim, blocks.key_nbytes
         tiles, pages = ceil(rows / TILE), ceil(tokens / layout.page_size)
         scan = Cost(pages * tiles * layout.page_nbytes(d), pages * rows * self._scan_operations(layout, d))
         if isinstance(retrieval, Exact):

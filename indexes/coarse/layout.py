@@ -76,6 +76,7 @@ class PageBatch:
             "pages": _padded(-(-tokens // layout.page_size)),
             "kv_heads": blocks.kv_heads,
             "head_dim": blocks.head_dim,
+            "value_dim": blocks.value_dim,
             "box": int(layout.box),
             "page_tokens": layout.page_size,
         }
@@ -126,7 +127,7 @@ def shapes(layout: PageLayout, blocks: Blocks, segments: int, tokens: int) -> Sh
     if layout.clustered:
         each["members"] = (tokens, np.uint16)
     if layout.values:
-        each["values"] = (pages * d, np.uint16)
+        each["values"] = (pages * blocks.value_dim, np.uint16)
     return {name: ((segments, blocks.kv_heads, count), dtype) for name, (count, dtype) in each.items()}
 
 

@@ -46,7 +46,7 @@ RANKED_FOUND_OPERATIONS = 5300.0
 
 def of(blocks: Blocks, tokens: int, rows: int, heads: int, retrieval: Retrieval, expected_tokens: float | None) -> Cost:
     """The cost of one search by `rows` queries of each of `heads` KV heads. expected_tokens: as `Index.cost` takes it."""
-    d, key_nbytes = blocks.head_dim, blocks.token_nbytes / 2
+    d, key_nbytes = blocks.head_dim, blocks.key_nbytes
     keys = float(tokens * heads)
     if isinstance(retrieval, Exact):
         return Cost(keys * key_nbytes, 2 * keys * rows * d)

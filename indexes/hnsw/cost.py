@@ -50,7 +50,7 @@ def of(
     d, n = blocks.head_dim, blocks.tokens
     if isinstance(retrieval, Exact):
         keys = float(tokens * heads)
-        return Cost(keys * blocks.token_nbytes / 2, 2 * keys * rows * d)
+        return Cost(keys * blocks.key_nbytes, 2 * keys * rows * d)
     selectivity = Selectivity.of(retrieval, tokens, expected_tokens)
     by_rank = selectivity.alpha is None
     code_nbytes = ceil(d / 64) * 64

@@ -270,7 +270,7 @@ class Hnsw:
         _native.score(self.blocks.native, queries.native, offsets, ids, scores)
         none = np.full((heads, n), -np.inf, np.float32)
         keys = len(np.unique(np.concatenate(seen))) * queries.heads if seen else 0
-        return SearchResult(offsets, ids, scores, keys, keys * self.blocks.token_nbytes // 2, none, none.copy())
+        return SearchResult(offsets, ids, scores, keys, int(keys * self.blocks.key_nbytes), none, none.copy())
 
     def verify(self) -> None:
         """Check links and codes, and that every token can be reached from token 0. Raises IndexCorrupt."""

@@ -21,6 +21,12 @@ struct PyCodes {
                  std::to_string(codes.head_dim) + "; the blocks hold " +
                  std::to_string(geometry.kv_heads) + " of " + std::to_string(geometry.head_dim));
         }
+        if (Codes::kSymmetric && !geometry.symmetric()) {
+            fail("values have " + std::to_string(geometry.value_dim) + " numbers" +
+                 (geometry.values_in_keys ? ", which are the keys' first," : "") +
+                 " and keys " + std::to_string(geometry.head_dim) +
+                 "; this kind of index codes values of their own, as long as keys: build another");
+        }
         if (blocks.blocks.tokens > tokens) {
             fail("the blocks hold " + std::to_string(blocks.blocks.tokens) +
                  " tokens; the index has room for " + std::to_string(tokens));

@@ -18,13 +18,17 @@ using namespace nb::literals;
 
 namespace {
 
-PyBlocks make_blocks(Dtype dtype, int kv_heads, int head_dim, int block_size,
-                     const In<std::uint64_t, 1>& table, std::int64_t tokens) {
-    const Geometry geometry = checked_geometry(dtype, kv_heads, head_dim, block_size);
-    const auto room = static_cast<std::int64_t>(table.shape(0)) * block_size;
+PyBlocks make_blocks(const Geometry& geometry, const In<std::uint64_t, 1>& table,
+                     std::int64_t tokens) {
+    const auto room = static_cast<std::int64_t>(table.shape(0)) * geometry.block_size;
     if (tokens < 0 || tokens > room || tokens > INT32_MAX) {
         fail("tokens is " + std::to_string(tokens) + "; expected 0 to " + std::to_string(room) +
              ", what the blocks hold");
+    }
+    const bool quantized = tokens > 0 && format_of(table.data()[0]) != BlockFormat::raw;
+    if (quantized && (!geometry.symmetric() || geometry.head_dim > kQuantizedDimMax)) {
+        fail("quantized blocks hold keys and values of as many numbers, " +
+             std::to_string(kQuantizedDimMax) + " at most, apart from each other");
     }
     return {{geometry, table.data(), tokens}, table};
 }
@@ -109,7 +113,7 @@ void widen(const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<fl
            bool values) {
     const Geometry& geometry = blocks.blocks.geometry;
     const auto count = static_cast<std::int64_t>(out.shape(0));
-    check_shape(out, {count, geometry.head_dim}, "out");
+    check_shape(out, {count, values ? geometry.value_dim : geometry.head_dim}, "out");
     check_range(blocks, kv_head, begin, count);
     const ReleaseGil release;
     (values ? widen_values : widen_keys)({blocks.blocks, kv_head, begin, count, out.data()});
@@ -118,7 +122,7 @@ void widen(const PyBlocks& blocks, int kv_head, std::int64_t begin, const Out<fl
 void copy_keys(const PyBlocks& blocks, int kv_head, std::int64_t begin,
                const Out<std::uint8_t, 2>& out) {
     const Geometry& geometry = blocks.blocks.geometry;
-    const auto row = static_cast<std::int64_t>(geometry.row_bytes());
+    const auto row = static_cast<std::int64_t>(geometry.key_row_bytes());
     const auto count = static_cast<std::int64_t>(out.shape(0));
     check_shape(out, {count, row}, "out");
     check_range(blocks, kv_head, begin, count);
@@ -221,11 +225,14 @@ NB_MODULE(_native, m) {
         .def(
             "__init__",
             [](PyBlocks* self, Dtype dtype, int kv_heads, int head_dim, int block_size,
-               const In<std::uint64_t, 1>& table, std::int64_t tokens) {
-                new (self)
-                    PyBlocks(make_blocks(dtype, kv_heads, head_dim, block_size, table, tokens));
+               const In<std::uint64_t, 1>& table, std::int64_t tokens,
+               std::optional<int> value_dim, bool values_in_keys) {
+                const Geometry geometry = checked_geometry(dtype, kv_heads, head_dim, block_size,
+                                                           value_dim, values_in_keys);
+                new (self) PyBlocks(make_blocks(geometry, table, tokens));
             },
-            "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a, "table"_a, "tokens"_a);
+            "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a, "table"_a, "tokens"_a,
+            "value_dim"_a = nb::none(), "values_in_keys"_a = false);
     nb::class_<PyQueries>(m, "Queries")
         .def(
             "__init__",

@@ -19,11 +19,13 @@ struct Blocks {
     // Of blocks that are not quantized.
     const std::byte* key(int kv_head, std::int64_t token) const {
         const std::int64_t block = token / geometry.block_size;
-        return reinterpret_cast<const std::byte*>(table[block]) + kv_head * geometry.head_bytes() +
-               (token - block * geometry.block_size) * geometry.row_bytes();
+        return reinterpret_cast<const std::byte*>(table[block]) +
+               geometry.key_at(kv_head, token - block * geometry.block_size);
     }
     const std::byte* value(int kv_head, std::int64_t token) const {
-        return key(kv_head, token) + geometry.plane_bytes();
+        const std::int64_t block = token / geometry.block_size;
+        return reinterpret_cast<const std::byte*>(table[block]) +
+               geometry.value_at(kv_head, token - block * geometry.block_size);
     }
 };
 

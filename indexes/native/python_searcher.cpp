@@ -56,7 +56,7 @@ SearchResult checked(const PyFound& found, const Blocks& blocks, std::int64_t he
     result.missed = vector_of(missed);
     result.bound = vector_of(bound);
     if (tail) {
-        check_shape(*tail, {heads, n, blocks.geometry.head_dim}, "tail");
+        check_shape(*tail, {heads, n, blocks.geometry.value_dim}, "tail");
         result.tail = vector_of(*tail);
     }
     result.dense.assign(heads * n, 0);

@@ -39,7 +39,7 @@ def of(blocks: Blocks, tokens: int, rows: int, heads: int, retrieval: Retrieval,
     d, tiles = blocks.head_dim, ceil(rows / TILE)
     if isinstance(retrieval, Exact):
         keys = float(tokens * heads)
-        return Cost(keys * blocks.token_nbytes / 2, 2 * keys * rows * d)
+        return Cost(keys * blocks.key_nbytes, 2 * keys * rows * d)
     selectivity = Selectivity.of(retrieval, tokens, expected_tokens)
     each = (TILE_OPERATIONS * tiles + ROW_OPERATIONS * rows) * d / 128
     if isinstance(retrieval, TopP):

@@ -83,7 +83,7 @@ def _attended(
     layout: BlockLayout, reads: BlockReads, q: Array, new: int, scale: float, top: Array | None
 ) -> tuple[AttentionState, int]:
     """The state, its output in q's dtype, and the nanoseconds it took."""
-    out = np.empty(q.shape, q.dtype)
+    out = np.empty((*q.shape[:2], layout.value_dim), q.dtype)
     lse = np.empty(q.shape[:2], np.float32)
     started = perf_counter_ns()
     addresses, counts, placement = reads
@@ -103,7 +103,8 @@ def attend_heads(  # noqa: PLR0913, PLR0917  # the kernel's
 ) -> None:
     """Attention of some KV heads, ascending, over chosen blocks that every query sees; the rows of others are left as they are.
 
-    out: float32 in the shape of q, lse: float32 `[q_heads, n]`. top: if given, receives the largest q.k, in the shape of lse.
+    out: float32 `[q_heads, n, value_dim]`, lse: float32 `[q_heads, n]`. top: if given, receives the largest q.k, as
+    lse.
     """
     addresses, counts, placement = reads
     begin = 0

@@ -44,12 +44,12 @@ class MaterializedKeys:
             _native.scatter(self._layout.native, table.addresses, first_row, self._table, positions)
 
     def read(self, positions: Positions) -> tuple[Array, Array]:
-        """Keys and values at some positions, `[kv_heads, n, head_dim]`."""
+        """Keys, `[kv_heads, n, head_dim]`, and values, `[kv_heads, n, value_dim]`, at some positions."""
         return self._layout.read_at(self._table, positions)
 
     def attend(self, q: Array, positions: Positions, scale: float) -> AttentionState:
         """Attention of queries `[q_heads, n, head_dim]` at ascending positions, each over everything up to its own."""
-        out, lse = np.empty(q.shape, q.dtype), np.empty(q.shape[:2], np.float32)
+        out, lse = np.empty((*q.shape[:2], self._layout.value_dim), q.dtype), np.empty(q.shape[:2], np.float32)
         ends = positions + 1
         _native.attend(self._layout.native, bits(q), self._table, self._counts, 0, scale, bits(out), lse, ends=ends)
         return AttentionState(out, lse)

@@ -54,13 +54,14 @@ def exact_together(
 ) -> tuple[Array, list[AttentionStats]]:
     """Attention of one query of each session over all of its run.
 
-    q: `[sessions, q_heads, head_dim]` in the layout's dtype; the result: float32 of the same shape. runs: the run of each
-    session, without overlays. sharing: how the sessions share the views of the runs. The statistics of a session count the tokens
-    that it attended, and its part of the bytes and time of shared reads. Raises NonFiniteError where float32 cannot hold an
-    answer.
+    q: `[sessions, q_heads, head_dim]` in the layout's dtype; the result: float32 `[sessions, q_heads, value_dim]`. runs: the run of
+    each session, without overlays. sharing: how the sessions share the views of the runs. The statistics of a session count the
+    tokens that it attended, and its part of the bytes and time of shared reads. Raises NonFiniteError where float32 cannot hold
+    an answer.
     """
     rows = bits(q).swapaxes(0, 1)
-    out, lse = np.empty(q.shape, np.float32).swapaxes(0, 1), np.empty((*q.shape[:2], 1), np.float32)
+    out = np.empty((*q.shape[:2], layout.value_dim), np.float32).swapaxes(0, 1)
+    lse = np.empty((*q.shape[:2], 1), np.float32)
     nbytes, ns = np.zeros(len(runs), np.int64), np.zeros(len(runs), np.int64)
     for i, run in enumerate(runs):
         views = [run.views[view] for view in sharing.alone[i]] if sharing.alone[i] else []
@@ -72,7 +73,7 @@ def exact_together(
         members, first = list(group.members), runs[group.members[0]]
         reads = first.part(*(first.views[view] for view in group.views))
         shape = len(rows), len(members)
-        shared = AttentionState(np.empty((*shape, q.shape[2]), np.float32), np.empty(shape, np.float32))
+        shared = AttentionState(np.empty((*shape, layout.value_dim), np.float32), np.empty(shape, np.float32))
         ns[members] += _attend(layout, reads, np.take(rows, members, axis=1), scale, shared.out, shared.lse) // len(members)
         nbytes[members] += _nbytes(layout, reads) // len(members)
         check_finite(shared.lse, bool(np.isfinite(shared.out).all()))

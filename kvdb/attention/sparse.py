@@ -75,7 +75,7 @@ class SparseAnswers:
         self._query = query
         self.left = list(range(n))
         self.unshown: tuple[PreparedStep, StepAnswers] | None = None
-        self._out = np.empty(query.q.shape, query.q.dtype)
+        self._out = np.empty((heads, n, query.layout.value_dim), query.q.dtype)
         self._lse, self._read = np.empty((heads, n), np.float32), np.empty((heads, n), np.float32)
         self._missed = np.full((heads, n), -np.inf, np.float32)
         self._signs = np.full((SIGNS, heads, n), np.nan, np.float32)

@@ -13,7 +13,7 @@ from kvdb.types import Array
 class AttentionState:
     """Softmax attention over some set of tokens.
 
-    out: `[q_heads, n, head_dim]`, normalised over that set. lse: float32 `[q_heads, n]`, the natural logarithm of the sum of
+    out: `[q_heads, n, value_dim]`, normalised over that set. lse: float32 `[q_heads, n]`, the natural logarithm of the sum of
     exp(scale * q.k) over it; minus infinity, with out zero, for an empty set.
     """
 

@@ -30,7 +30,7 @@ STEPS_MAX = 64
 
 
 class StepAnswers(NamedTuple):
-    """Answers to some queries of a call. results: of each. out: `[queries, q_heads, head_dim]`. logs: float32 `[queries, 3,
+    """Answers to some queries of a call. results: of each. out: `[queries, q_heads, value_dim]`. logs: float32 `[queries, 3,
     q_heads]`, of the answer, of what was read, and of what was left out, see `_native.Step.run`. searches: of each result."""
 
     results: Sequence[_native.StepResult]
@@ -49,13 +49,13 @@ class PreparedStep:
     def run(self, query: AttentionQuery, queries: Sequence[int], *, causal: bool, observed: bool = False) -> StepAnswers:
         """Answer some queries of the call. queries: their numbers. causal: whether each sees the window up to its own token
         alone. observed: whether `observe` follows."""
-        run, (heads, _, head_dim) = query.run, query.q.shape
-        out = np.empty((len(queries) * heads, 1, head_dim), query.q.dtype)
+        run, heads, value_dim = query.run, len(query.q), query.layout.value_dim
+        out = np.empty((len(queries) * heads, 1, value_dim), query.q.dtype)
         logs = np.empty((len(queries), 3, heads), np.float32)
         asked = bits(query.q), list(queries), causal, run.addresses, run.counts
         results = self.native.run(*asked, bits(out), logs, observed, query.judged)
         searches = [StepSearches(self._searched, result) for result in results]
-        return StepAnswers(results, out.reshape(len(queries), heads, head_dim), logs, searches)
+        return StepAnswers(results, out.reshape(len(queries), heads, value_dim), logs, searches)
 
     def observe(self, result: _native.StepResult, top: Float32 | None, lse: Float32) -> None:
         """Tell the parts what an observed query showed. top: the largest q.k over everything, None for that of what was read and

@@ -1,10 +1,10 @@
-"""Keys and values as they came: `[2, kv_heads, block_size, head_dim]` in the model's dtype. All kernels of `_native` read it."""
+"""Keys and values as they came, in the model's dtype. All kernels of `_native` read it."""
 
 import numpy as np
 
 import kvdb._native as _native
 from kvdb.codecs.base import Codec, Rounding
-from kvdb.types import Addresses, Array, bits
+from kvdb.types import DTYPES, Addresses, Array, bits
 
 
 class Plain(Codec):
@@ -13,6 +13,11 @@ class Plain(Codec):
     name = ""
     representation = _native.BlockFormat.raw
     key_error_max = value_error_max = 0.0
+
+    def value_nbytes(self, geometry: _native.Geometry) -> int:
+        """See `Codec.value_nbytes`. Values may be shorter than keys, or lie in them."""
+        itemsize = DTYPES[geometry.dtype.name].itemsize
+        return geometry.kv_heads * geometry.block_size * geometry.value_dim * itemsize
 
     def encode(self, geometry: _native.Geometry, source: Addresses, n: int, target: Addresses) -> Rounding:
         _native.copy(geometry, source, 0, target, 0, n)

@@ -138,7 +138,16 @@ class BlockTable:
         table holds its blocks."""
         layout = self.layout
         addresses = self.tagged[: layout.blocks_for(tokens)].copy()
-        return indexable.Blocks(layout.dtype, layout.kv_heads, layout.head_dim, layout.block_size, addresses, tokens)
+        return indexable.Blocks(
+            layout.dtype,
+            layout.kv_heads,
+            layout.head_dim,
+            layout.block_size,
+            addresses,
+            tokens,
+            value_dim=layout.value_dim,
+            values_in_keys=layout.values_in_keys,
+        )
 
     def share(self) -> "BlockTable":
         """Another table over the same blocks; a shared block is copied by the table that writes it first."""

@@ -147,6 +147,8 @@ def _fields_of(layout: BlockLayout) -> dict[str, str | int]:
     values = {field.name: getattr(layout, field.name) for field in fields(layout)}
     if not layout.format:  # as all files were before there were formats
         del values["format"]
+    if layout.is_symmetric:  # as all blocks were before there were others
+        del values["value_dim"], values["values_in_keys"]
     return values
 
 

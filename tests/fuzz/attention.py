@@ -17,20 +17,29 @@ def run_of(rng: np.random.Generator, geometry: Any) -> tuple[Table, np.ndarray]:
     return table.astype(np.uint64).view(Table), memory
 
 
+def values_of(rng: np.random.Generator, head_dim: int) -> tuple[Any, ...]:
+    """As keys are; shorter or longer, or none; or in keys."""
+    if rng.random() < 0.5:
+        return ()
+    in_keys = bool(rng.random() < 0.5)
+    return 8 * int(rng.integers(in_keys, (head_dim if in_keys else 640) // 8 + 1)), in_keys
+
+
 def use(rng: np.random.Generator, native: Any) -> list[Any]:
     """Calls as a session makes them. Returns the blocks, which must live as long as calls with their addresses are made."""
     kv_heads, group, n = int(rng.integers(1, 4)), int(rng.integers(1, 5)), int(rng.choice([1, 2, 5, 30]))
     head_dim, size = 8 * int(rng.integers(1, 33)), int(rng.choice([1, 3, 16, 64, 100]))
     dtype = [native.Dtype.float32, native.Dtype.float16, native.Dtype.bfloat16][rng.integers(3)]
     element = np.float32 if dtype == native.Dtype.float32 else np.uint16
-    geometry = native.Geometry(dtype, kv_heads, head_dim, size)
+    geometry = native.Geometry(dtype, kv_heads, head_dim, size, *values_of(rng, head_dim))
+    value_dim = geometry.value_dim
     (source, kept), (target, moved) = run_of(rng, geometry), run_of(rng, geometry)
 
     def some(*shape: int, of: Any = element) -> np.ndarray:
         return rng.integers(0, 0x3F, shape).astype(of)  # small numbers as floats, and finite ones as bits
 
     tokens = min(len(source), len(target)) * size
-    k, v, q = some(kv_heads, tokens, head_dim), some(kv_heads, tokens, head_dim), some(kv_heads * group, n, head_dim)
+    k, v, q = some(kv_heads, tokens, head_dim), some(kv_heads, tokens, value_dim), some(kv_heads * group, n, head_dim)
     native.append(geometry, source, 0, k, v)
     native.finite(geometry, k)
     native.finite(geometry, q, np.zeros(q.shape[:2], np.float32))
@@ -40,13 +49,16 @@ def use(rng: np.random.Generator, native: Any) -> list[Any]:
     pairs, views = int(rng.integers(0, head_dim // 2 + 1)), int(rng.integers(1, 5))
     cos, sin = rng.standard_normal((2, views, pairs)).astype(np.float32)
     positions = rng.permutation(tokens)[: int(rng.integers(0, tokens + 1))].astype(np.int64)
-    native.place(geometry, source, 0, target, 0, tokens, cos[0], sin[0], True)
+    angles = (None, None) if geometry.values_in_keys else (cos[0], sin[0])
+    native.place(geometry, source, 0, target, 0, tokens, *angles, True)
     native.scatter(geometry, source, 0, target, positions)
     native.gather_at(geometry, target, positions, k[:, : len(positions)], v[:, : len(positions)])
     native.rotate(geometry, q, cos[0], sin[0], False, q)
-    attended(rng, native, geometry, source, q, cos, sin)
-    stepped(rng, native, geometry, source, some(kv_heads * group, 1, head_dim))
-    together(rng, native, geometry, source, [some(3, heads, 1, head_dim) for heads in (kv_heads * group, kv_heads, kv_heads)])
+    if value_dim:
+        attended(rng, native, geometry, source, q, cos, sin)
+        stepped(rng, native, geometry, source, some(kv_heads * group, 1, head_dim))
+        turn = some(3, kv_heads * group, 1, head_dim), some(3, kv_heads, 1, head_dim), some(3, kv_heads, 1, value_dim)
+        together(rng, native, geometry, source, list(turn))
     return [kept, moved, *storage.use(rng, native, geometry, source)]
 
 
@@ -58,7 +70,8 @@ def attended(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     view = rng.integers(-1, len(cos), blocks).astype(np.int32)
     hidden = rng.integers(0, 1 << 63, (blocks, -(-size // 64)), np.uint64) if rng.random() < 0.5 else None
     ends = np.sort(rng.integers(0, int(counts.sum()) + 1, n)).astype(np.int64)
-    out, lse, top = np.zeros(q.shape, np.float32), np.zeros((heads, n), np.float32), np.zeros((heads, n), np.float32)
+    out = np.zeros((heads, n, geometry.value_dim), np.float32)
+    lse, top = np.zeros((heads, n), np.float32), np.zeros((heads, n), np.float32)
     native.attend(geometry, q, table, counts, 0, 0.1, out, lse, top, 0, geometry.kv_heads, ends=ends)
 
     def placed(view: Any, cos: Any, sin: Any, interleaved: Any, hidden: Any, ends: Any, counts: Any) -> None:
@@ -77,6 +90,7 @@ def attended(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
 def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, q: Any) -> None:
     """A step that searches the run, and reads it whole as window, sinks, and for some KV heads."""
     from indexes.blocks import Blocks
+    from indexes.flat import Flat
     from indexes.quantized import Quantized
     from indexes.retrieval import Dipr, TopK, TopP
     from indexes.searcher import searcher_of
@@ -85,9 +99,19 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
     counts = rng.integers(0, size + 1, blocks).astype(np.int32)
     tokens = blocks * size
     dtype = str(geometry.dtype).rpartition(".")[2]
-    index = Quantized.build(Blocks(dtype, geometry.kv_heads, geometry.head_dim, size, np.asarray(table), tokens))
+    stored = Blocks(
+        dtype,
+        geometry.kv_heads,
+        geometry.head_dim,
+        size,
+        np.asarray(table),
+        tokens,
+        value_dim=geometry.value_dim,
+        values_in_keys=geometry.values_in_keys,
+    )
+    index = (Quantized if stored.is_symmetric else Flat).build(stored)
     retrieval = [Dipr(0.1), TopK(5), TopP(0.5)][rng.integers(3)]
-    searcher = searcher_of(index, retrieval, 0.1, estimate_tail=bool(rng.random() < 0.5))
+    searcher = searcher_of(index, retrieval, 0.1, estimate_tail=stored.is_symmetric and bool(rng.random() < 0.5))
     active = rng.random(geometry.kv_heads) < 0.5 if rng.random() < 0.5 else None
     hidden = rng.integers(0, 1 << 63, -(-tokens // 64), np.uint64) if rng.random() < 0.5 else None
     guards = rng.standard_normal(geometry.kv_heads).astype(np.float32) if rng.random() < 0.5 else None
@@ -154,7 +178,7 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
         ranges,
         whole,
         tokens,
-        q.copy(),
+        np.zeros((heads, 1, geometry.value_dim), q.dtype),
         logs,
         table,
         turn,
@@ -210,4 +234,5 @@ def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     starts = [length] * 3 if rng.random() < 0.5 else None
     view = rng.integers(-1, 1, blocks).astype(np.int32) if rng.random() < 0.5 else None
     least, asked = int(rng.integers(0, 2 * size)), int(rng.integers(-1, 20))
-    native.made(take, table, filled, blocks, view, length, 1, *tokens, starts, tokens[0].copy(), least, asked)
+    out = np.zeros((3, heads, 1, geometry.value_dim), tokens[0].dtype)
+    native.made(take, table, filled, blocks, view, length, 1, *tokens, starts, out, least, asked)

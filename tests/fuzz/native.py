@@ -80,7 +80,16 @@ def use(rng: np.random.Generator, kind: str) -> list[Any]:
     k = (rng.standard_normal((kv_heads, tokens, head_dim)) * 10.0 ** rng.integers(-6, 4)).astype(rng.choice(DTYPES))
     k[rng.random(k.shape[:2]) < rng.choice([0, 0.5, 1])] = 0
     k = np.nan_to_num(k.astype(np.float32), posinf=1, neginf=-1).astype(k.dtype)
-    blocks = Blocks.of(k, k, int(rng.choice([1, 16, 64])))
+    size, value_dim = int(rng.choice([1, 16, 64])), 8 * int(rng.integers(1, head_dim // 8 + 1))
+    shorter = kind != "quantized" and bool(rng.random() < 0.5)
+    in_keys = shorter and bool(rng.random() < 0.5)
+
+    def stored(k: Any) -> Blocks:
+        if in_keys:
+            return Blocks.of(k, block_size=size, value_dim=value_dim)
+        return Blocks.of(k, k[..., :value_dim] if shorter else k, size)
+
+    blocks = stored(k)
     query_samples = rng.standard_normal((kv_heads * group, 8, head_dim)).astype(np.float32)
     index = built(kind, blocks, query_samples if rng.random() < 0.5 else None, Plain() if rng.random() < 0.5 else None)
     q = rng.standard_normal((kv_heads * group, n, head_dim)).astype(np.float32) * 10.0 ** rng.integers(-6, 4)
@@ -91,7 +100,7 @@ def use(rng: np.random.Generator, kind: str) -> list[Any]:
         index.search(queries, retrieval, estimate_tail=bool(rng.random() < 0.5), tight=bool(rng.random() < 0.5))
         searcher_of(index, retrieval, queries.scale, estimate_tail=index.estimates_tail and bool(rng.random() < 0.5))
     more = np.concatenate([k, k[:, : int(rng.integers(0, tokens + 1))]], axis=1)
-    grown = Blocks.of(more, more, blocks.block_size)
+    grown = stored(more)
     index.insert(grown)
     index.verify()
     grown.values(kv_heads - 1)

@@ -19,7 +19,8 @@ def use(rng: np.random.Generator, native: Any, geometry: Any, table: Table) -> l
     """Calls as segments make them, of a run whose numbers are finite. Returns the memory that the calls' addresses are of."""
     sums = np.zeros(len(table), np.uint32)
     native.crc32c(table, Trusted(geometry.block_bytes), sums)
-    kept = [quantized(rng, native, geometry, table)] if geometry.block_size % 16 == 0 else []
+    symmetric = geometry.value_dim == geometry.head_dim and not geometry.values_in_keys
+    kept = [quantized(rng, native, geometry, table)] if geometry.block_size % 16 == 0 and symmetric else []
     return [*kept, read(rng, native), paged(rng, native, geometry), rings(rng, native)]
 
 
@@ -69,16 +70,18 @@ def rings(rng: np.random.Generator, native: Any) -> Any:
 def steps(rng: np.random.Generator, native: Any, client: Any, server: Any) -> None:
     """Attends of one token from one end of a ring to the other, which knows some of them."""
     heads, head_dim, message = int(rng.integers(1, 4)), 8 * int(rng.integers(1, 5)), rng.bytes(int(rng.integers(0, 40)))
-    array = rng.standard_normal((heads, 1, head_dim), np.float32)
+    value_dim, in_keys = 8 * int(rng.integers(1, head_dim // 8 + 1)), bool(rng.random() < 0.5)
+    array, v = (rng.standard_normal((heads, 1, dim), np.float32) for dim in (head_dim, value_dim))
     arena, region_bytes = native.RING_BYTES, native.RING_BYTES + int(rng.choice([1 << 10, 1 << 16]))
     with suppress(ValueError):
-        step = native.SharedStep(heads, heads, head_dim, native.Dtype.float32, array, message, arena, region_bytes)
+        shape = heads, heads, head_dim, native.Dtype.float32
+        step = native.SharedStep(*shape, array, message, arena, region_bytes, value_dim, in_keys)
         step.take_tensors(np.ndarray, array.dtype)
         calls = native.SharedCalls(server, int(rng.integers(3)))
         for number in range(int(rng.integers(1, 6))):
             start = [None, number, 1 << 63, "x"][rng.integers(4)]
             step.attend(
-                client, int(rng.integers(3)), number, array, array, array[:1] if rng.random() < 0.1 else array, start, 1.0, 0.0
+                client, int(rng.integers(3)), number, array, array, v[:1] if rng.random() < 0.1 else v, start, 1.0, 0.0
             )
             if isinstance(calls.receive(0.0), bytes) and rng.random() < 0.7:
                 calls.learn(message, "known")
@@ -121,7 +124,8 @@ def paged(rng: np.random.Generator, native: Any, geometry: Any) -> Any:
     native.crc32c(starts.view(Table), Trusted(summed), sums)
     table = (begin + np.arange(blocks) * geometry.block_bytes).astype(np.uint64).view(Table)
     element = np.float32 if geometry.dtype == native.Dtype.float32 else np.uint16
-    k, v = np.zeros((2, geometry.kv_heads, blocks * geometry.block_size, geometry.head_dim), element)
+    shape = geometry.kv_heads, blocks * geometry.block_size
+    k, v = (np.zeros((*shape, dim), element) for dim in (geometry.head_dim, geometry.value_dim))
 
     def come_and_go(
         begin: Any,

@@ -17,7 +17,7 @@ using namespace kvdb;
 
 namespace {
 
-constexpr Geometry kGeometry{Dtype::float32, 2, 8, 64};
+constexpr Geometry kGeometry{Dtype::float32, 2, 8, 64, 8, false};
 constexpr std::uint64_t kBase = 1 << 20;
 
 // The run positions that a cursor yields, as slots counted over all blocks from kBase.
@@ -25,7 +25,7 @@ std::vector<std::int64_t> walk(const Run& run, std::int64_t block, std::int64_t 
                                std::int64_t end) {
     const auto slot = [](const std::byte* row) {
         const std::uint64_t offset = reinterpret_cast<std::uint64_t>(row) - kBase;
-        const std::uint64_t in_block = offset % kGeometry.block_bytes() / kGeometry.row_bytes();
+        const std::uint64_t in_block = offset % kGeometry.block_bytes() / kGeometry.key_row_bytes();
         return static_cast<std::int64_t>(offset / kGeometry.block_bytes() * 64 + in_block);
     };
     std::vector<std::int64_t> slots;
@@ -35,7 +35,7 @@ std::vector<std::int64_t> walk(const Run& run, std::int64_t block, std::int64_t 
         for (int g = 0; g < tile.group_count(); ++g) {
             for (int t = 0; t < tile.tokens_in(g); ++t) {
                 const std::byte* start = tile.start[g];
-                slots.push_back(start ? slot(start + t * kGeometry.row_bytes())
+                slots.push_back(start ? slot(start + t * kGeometry.key_row_bytes())
                                       : slot(tile.rows[g * kGroup + t]));
             }
         }

@@ -56,6 +56,9 @@ PyPages make_pages(const nb::dict& fields, const nb::dict& arrays) {
     pages.pages = integer(fields, "pages", 1, 65536);
     pages.kv_heads = static_cast<int>(integer(fields, "kv_heads", 1, INT32_MAX));
     pages.head_dim = static_cast<int>(integer(fields, "head_dim", kHeadDimStep, kHeadDimMax));
+    pages.value_dim = fields.contains("value_dim")
+                          ? static_cast<int>(integer(fields, "value_dim", 0, kHeadDimMax))
+                          : pages.head_dim;
     pages.box = integer(fields, "box", 0, 1) == 1;
     if (pages.pages % kPageGroup != 0) fail("pages is not a multiple of its group");
     const std::int64_t p = pages.pages, d = pages.head_dim;
@@ -68,7 +71,7 @@ PyPages make_pages(const nb::dict& fields, const nb::dict& arrays) {
                  named.find<float>("radius_scales", p),
                  named.find<std::int32_t>("first", p + 1),
                  named.find<std::uint16_t>("members", pages.tokens),
-                 named.find<std::uint16_t, BFloat16>("values", p * d),
+                 named.find<std::uint16_t, BFloat16>("values", p * pages.value_dim),
                  named.find<float>("shift", d),
                  named.find<float>("spread", kChannelBlocks),
                  named.find<float>("norm", 1)};
@@ -84,6 +87,7 @@ PyPages make_pages(const nb::dict& fields, const nb::dict& arrays) {
 void check_within(const PyPages& pages, const Blocks& blocks) {
     const Pages& at = pages.pages;
     if (at.kv_heads != blocks.geometry.kv_heads || at.head_dim != blocks.geometry.head_dim ||
+        at.value_dim != blocks.geometry.value_dim ||
         at.begin + at.segments * at.tokens > blocks.tokens) {
         fail("pages are not those of these blocks");
     }

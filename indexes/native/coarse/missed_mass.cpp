@@ -46,7 +46,7 @@ void MissedMass::add_tail(const SearchState& state, const SegmentHead& item,
         add_partly_seen(state, item, i, weights.data(), out);
     }
     coarse_kernels().blend(
-        {item.set.values, weights.data(), item.view.pages, state.rows, state.head_dim, out});
+        {item.set.values, weights.data(), item.view.pages, state.rows, state.value_dim, out});
 }
 
 // The mean values of pages of which query i of the tile sees only some tokens. If it sees most of
@@ -56,7 +56,7 @@ void MissedMass::add_tail(const SearchState& state, const SegmentHead& item,
 void MissedMass::add_partly_seen(const SearchState& state, const SegmentHead& item, std::int64_t i,
                                  float* weights, float* out) {
     const std::int64_t pages = item.view.pages, n = state.tile.n;
-    const int d = state.head_dim;
+    const int d = state.value_dim;
     const float* counts = item.view.counts + i * pages;
     value_.resize(d);
     shares_.resize(state.rows);

@@ -16,7 +16,7 @@ class MissedMass {
     void add_unread(SearchState& state, const SegmentHead& item,
                     const std::vector<std::int32_t>& read, std::vector<float>& weights);
 
-    // Adds, to out [rows][head_dim], each page's mean value times its weights, which are lost.
+    // Adds, to out [rows][value_dim], each page's mean value times its weights, which are lost.
     void add_tail(const SearchState& state, const SegmentHead& item, std::vector<float>& weights,
                   float* out);
 
@@ -25,7 +25,7 @@ class MissedMass {
                          float* weights, float* out);
 
     std::vector<float> unread_;  // [pages] visible tokens of pages that were not read
-    std::vector<float> value_;   // [head_dim]
+    std::vector<float> value_;   // [value_dim]
     std::vector<float> shares_;  // [rows]
 };
 

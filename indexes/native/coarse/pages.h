@@ -19,7 +19,7 @@ struct PageSet {
     float* radius_scales;
     std::int32_t* first;     // [pages + 1] where the members of each page begin
     std::uint16_t* members;  // [tokens] or null: the segment's tokens in order
-    BFloat16* values;        // [pages][head_dim] mean values, or null
+    BFloat16* values;        // [pages][value_dim] mean values, or null
     float* shift;            // [head_dim]
     float* spread;           // [kChannelBlocks] mean square of a residual's channel
     float* norm;             // [1] of what the codes stand for, the largest
@@ -31,7 +31,7 @@ struct PageSet {
 struct Pages {
     std::int64_t begin, segments, tokens;
     std::int64_t pages;  // of each segment, a multiple of kPageGroup; the last may be empty
-    int kv_heads, head_dim;
+    int kv_heads, head_dim, value_dim;
     bool box;
     PageSet all;  // arrays of all segments and KV heads, [segments][kv_heads] first
 
@@ -49,7 +49,7 @@ struct Pages {
                 at(all.radius_scales, pages),
                 at(all.first, pages + 1),
                 at(all.members, tokens),
-                at(all.values, pages * head_dim),
+                at(all.values, pages * value_dim),
                 at(all.shift, head_dim),
                 at(all.spread, kChannelBlocks),
                 at(all.norm, 1)};

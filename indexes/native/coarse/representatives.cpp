@@ -158,7 +158,7 @@ class Page {
 
 void mean_values(const Blocks& blocks, const Pages& pages, std::int64_t segment, int kv_head,
                  const PageSet& set) {
-    const int d = pages.head_dim;
+    const int d = pages.value_dim;
     std::vector<float> values(pages.tokens * d), mean(d);
     const auto dtype = static_cast<int>(blocks.geometry.dtype);
     score_kernels().widen_values[dtype](

@@ -92,7 +92,7 @@ class RowCollector {
         const auto r = static_cast<int>(number % tile_.rows);
         const std::int64_t head = number / tile_.rows;
         const std::int64_t items = tile_search_.state.count(), kv_heads = blocks_.geometry.kv_heads;
-        const int d = blocks_.geometry.head_dim;
+        const int d = blocks_.geometry.value_dim;
         row.dense = tile_search_.state.dense[head];
         if (options_.tail) row.tail.assign(d, 0);
         if (!queries_.is_active(static_cast<int>(head))) return;
@@ -200,7 +200,7 @@ class RowCollector {
         row.bound.add(exponent, 1.00001);
         if (!options_.tail) return;
         const Geometry& geometry = blocks_.geometry;
-        std::vector<float> value(geometry.head_dim);
+        std::vector<float> value(geometry.value_dim);
         widen_values({blocks_, static_cast<int>(number / tile_.rows), id, 1, value.data()});
         row.add_to_tail(exponent, 1, value.data());
     }

@@ -31,9 +31,9 @@ std::vector<Segment> segments_of(const std::vector<Pages>& batches, const QueryR
 }
 
 // Rows as one array after the other.
-SearchResult gather(const std::vector<Row>& rows, const CoarseOptions& options, int head_dim) {
+SearchResult gather(const std::vector<Row>& rows, const CoarseOptions& options, int value_dim) {
     SearchResult out;
-    out.resize(std::int64_t(rows.size()), options.tail ? head_dim : 0);
+    out.resize(std::int64_t(rows.size()), options.tail ? value_dim : 0);
     std::int64_t count = 0;
     for (const Row& row : rows) count += std::int64_t(row.ids.size());
     out.retrieved.reserve(count);
@@ -44,7 +44,7 @@ SearchResult gather(const std::vector<Row>& rows, const CoarseOptions& options, 
         out.dense[r] = row.dense;
         if (!options.tail) continue;
         const auto share = static_cast<float>(row.tail_weight > 0 ? 1 / row.tail_weight : 0);
-        for (int i = 0; i < head_dim; ++i) out.tail[r * head_dim + i] = row.tail[i] * share;
+        for (int i = 0; i < value_dim; ++i) out.tail[r * value_dim + i] = row.tail[i] * share;
     }
     return out;
 }
@@ -76,10 +76,10 @@ SearchResult search(const Blocks& blocks, const std::vector<Pages>& batches,
         }
         for (const std::int64_t tokens : tile_search.read) {
             scanned += tokens;
-            nbytes += tokens * std::int64_t(geometry.row_bytes());
+            nbytes += tokens * std::int64_t(geometry.key_row_bytes());
         }
     }
-    SearchResult out = gather(rows, options, geometry.head_dim);
+    SearchResult out = gather(rows, options, geometry.value_dim);
     out.scanned = scanned;
     out.nbytes = nbytes;
     return out;

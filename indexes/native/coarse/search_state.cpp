@@ -45,6 +45,7 @@ SearchState::SearchState(const Blocks& blocks, const std::vector<Segment>& segme
       kv_heads(blocks.geometry.kv_heads),
       rows(tile.rows),
       head_dim(blocks.geometry.head_dim),
+      value_dim(blocks.geometry.value_dim),
       factor(static_cast<float>(options.scale * kLog2E)),
       active(queries.heads(kv_heads)),
       plans(static_cast<std::size_t>(kv_heads) * rows),

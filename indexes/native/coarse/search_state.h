@@ -66,7 +66,7 @@ class SearchState {
     const QueryRows& queries;
     const CoarseOptions& options;
     const Tile& tile;
-    const int kv_heads, rows, head_dim;
+    const int kv_heads, rows, head_dim, value_dim;
     const float factor;               // scores to exponents of 2
     const std::vector<int> active;    // KV heads whose rows are to be answered
     std::vector<RowPlan> plans;       // [kv_heads][rows]

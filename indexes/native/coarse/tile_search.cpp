@@ -30,7 +30,7 @@ void TileSearch::run() {
     const int threads = pool.threads();
     read.assign(state.count(), 0);
     candidates.resize(threads);
-    if (state.options.tail) tails.assign(state.count() * state.rows * state.head_dim, 0);
+    if (state.options.tail) tails.assign(state.count() * state.rows * state.value_dim, 0);
     const auto heads = std::int64_t(state.active.size());
     const std::int64_t count = state.active_count();
     pool.run(count, threads, [&](std::int64_t i, int) { scan(state.active_item(i)); });
@@ -134,7 +134,7 @@ void TileSearch::read_item(std::int64_t number, std::vector<Candidate>& out) {
     missed_mass.add_unread(state, item, reader.pages, reader.page_weights);
     if (state.options.tail) {
         missed_mass.add_tail(state, item, reader.page_weights,
-                             tails.data() + number * state.rows * state.head_dim);
+                             tails.data() + number * state.rows * state.value_dim);
     }
 }
 

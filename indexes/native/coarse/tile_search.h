@@ -20,7 +20,7 @@ class TileSearch {
     // After run().
     SearchState state;
     std::vector<Apart<std::vector<Candidate>>> candidates;  // of each thread
-    std::vector<float> tails;                               // [items][rows][head_dim] or empty
+    std::vector<float> tails;                               // [items][rows][value_dim] or empty
     std::vector<std::int64_t> read;                         // [items] tokens
 
   private:

@@ -20,7 +20,7 @@ class Copy {
         hold(set_.farthest_scales, p);
         hold(set_.radius, p * kChannelBlocks);
         hold(set_.radius_scales, p);
-        hold(set_.values, p * d);
+        hold(set_.values, p * pages.value_dim);
         hold(set_.shift, d);
         hold(set_.spread, kChannelBlocks);
         hold(set_.norm, 1);

@@ -93,9 +93,11 @@ void make_centre(const Blocks& blocks, int kv_head, std::int64_t begin, std::int
         }
     }
     bool usable = true;
+    // Of so many dimensions, or more, its length is a number that can be coded.
+    constexpr float most = kLengthMax / 256;
     for (int i = 0; i < d; ++i) {
         centre[i] = static_cast<float>(sums[i] / static_cast<double>(end - begin));
-        usable = usable && std::fabs(centre[i]) <= kLengthMax / kHeadDimMax;
+        usable = usable && std::fabs(centre[i]) <= most;
     }
     if (!usable) std::fill(centre, centre + d, 0.0f);
     centre[d] = static_cast<float>(length(centre, d));

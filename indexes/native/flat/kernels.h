@@ -28,6 +28,7 @@ enum Length : int { kNorm, kScale, kHighError, kError, kLengths };
 
 // The data of the chunks; [chunks][kv_heads][...].
 struct FlatCodes {
+    static constexpr bool kSymmetric = false;  // of keys alone, whatever the values are
     int kv_heads, head_dim;
     float* centres;          // [head_dim + 1]: the centre, then the largest length of a key
     std::uint16_t* lengths;  // [kLengths][kChunk]

@@ -77,7 +77,7 @@ void Scanner::score(const Tile& tile, const std::vector<std::int32_t>& tokens) {
     score_tokens({batch_.blocks, tile.head,
                   batch_.queries.q + tile.first_row * batch_.codes.head_dim, tile.rows,
                   tokens.data(), count, scores_.data(), count});
-    nbytes_ += count * static_cast<std::int64_t>(batch_.blocks.geometry.row_bytes());
+    nbytes_ += count * static_cast<std::int64_t>(batch_.blocks.geometry.key_row_bytes());
 }
 
 bool Scanner::prepare_prune(const Tile& tile, std::int64_t chunk, FlatPrune& prune) const {

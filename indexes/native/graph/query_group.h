@@ -44,7 +44,7 @@ struct QueryGroup {
     }
     const std::int32_t* probe_tokens() const { return probes.tokens + kv_head * probes.count; }
     std::int64_t key_nbytes() const {
-        return static_cast<std::int64_t>(blocks.geometry.row_bytes());
+        return static_cast<std::int64_t>(blocks.geometry.key_row_bytes());
     }
 };
 

@@ -120,7 +120,7 @@ struct GraphTable {
 
     template <class T>
     static void distance(const DistanceItem& item) {
-        const std::size_t bytes = item.blocks.geometry.row_bytes();
+        const std::size_t bytes = item.blocks.geometry.key_row_bytes();
         if (item.blocks.quantized()) return distance_quantized(item);
         for (std::int64_t t = 0; t < item.count; ++t) {
             if (t + kAhead < item.count) {

@@ -30,6 +30,7 @@ inline constexpr int kWeightMax = 127;      // weights of values are rounded to 
 
 // What is kept of the chunks; [chunks][kv_heads][...].
 struct Codes {
+    static constexpr bool kSymmetric = true;  // values are coded too, as keys are
     int kv_heads, head_dim;
     float* centres;         // [2][head_dim] of keys, of values
     std::uint16_t* scales;  // [2][kChunk] bfloat16

@@ -111,7 +111,7 @@ SearchResult search(const Blocks& blocks, const Codes& codes, const QueryRows& q
         const std::int64_t read = retrieve(tile);
         finish(tile, out);
         const auto scanned = static_cast<std::int64_t>(tile.heads.size()) * blocks.tokens;
-        const auto key_bytes = static_cast<std::int64_t>(blocks.geometry.row_bytes());
+        const auto key_bytes = static_cast<std::int64_t>(blocks.geometry.key_row_bytes());
         const std::int64_t coded = d / 2 + 2 + (options.tail ? Codes::value_dims(d) / 2 + 2 : 0);
         out.scanned += scanned;
         out.nbytes += scanned * (tile.exact ? key_bytes + coded - d / 2 - 2 : coded);

@@ -194,7 +194,7 @@ double Select::rest_mass(const std::vector<std::int32_t>& candidates, float top)
 // Begins to read the value of a token, which the caller wants next.
 void Select::fetch_value(std::int32_t token) const {
     const std::byte* value = tile_.blocks.value(tile_.heads[head_], token);
-    const auto bytes = static_cast<std::int64_t>(tile_.blocks.geometry.row_bytes());
+    const auto bytes = static_cast<std::int64_t>(tile_.blocks.geometry.key_row_bytes());
     for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(value + i);
 }
 

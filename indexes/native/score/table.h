@@ -158,7 +158,7 @@ struct ScoreTable {
     template <class T>
     static void score(const ScoreItem& item) {
         if (item.blocks.quantized()) return score_quantized(item);
-        const std::size_t bytes = item.blocks.geometry.row_bytes();
+        const std::size_t bytes = item.blocks.geometry.key_row_bytes();
         for (std::int64_t t = 0; t < item.count && t < kAhead; ++t) {
             prefetch(item.blocks.key(item.kv_head, item.tokens[t]), bytes);
         }
@@ -192,14 +192,15 @@ struct ScoreTable {
         if (item.blocks.quantized()) {
             return widen_quantized<values ? Plane::value : Plane::key>(item);
         }
-        const int head_dim = item.blocks.geometry.head_dim;
+        const Geometry& geometry = item.blocks.geometry;
+        const int dims = values ? geometry.value_dim : geometry.head_dim;
         for (std::int64_t t = 0; t < item.count; ++t) {
             const std::int64_t token = item.begin + t;
             const auto* row =
                 reinterpret_cast<const T*>(values ? item.blocks.value(item.kv_head, token)
                                                   : item.blocks.key(item.kv_head, token));
-            float* out = item.out + t * head_dim;
-            for (int i = 0; i < head_dim; i += kHeadDimStep) {
+            float* out = item.out + t * dims;
+            for (int i = 0; i < dims; i += kHeadDimStep) {
                 widen_step(row + i, out + i);
             }
         }

@@ -103,6 +103,11 @@ void check_ends(const AttendCall& call, std::int64_t tokens) {
     }
 }
 
+// Of so many tokens of each of some KV heads: the numbers that attention multiplies.
+std::int64_t elements_of(const Geometry& geometry, std::int64_t tokens, std::int64_t kv_heads) {
+    return tokens * kv_heads * (geometry.head_dim + geometry.value_dim);
+}
+
 int threads_for(std::int64_t elements) {
     if (elements < kInlineElements) return 1;
     const int threads = ThreadPool::threads();
@@ -124,7 +129,7 @@ Plan make_plan(const AttendCall& call) {
     plan.tile_rows = (plan.rows + plan.row_tiles - 1) / plan.row_tiles;
 
     const std::int64_t passes = 1 + plan.rows / kDecodeRowsMax;
-    plan.threads = threads_for(passes * plan.tokens * plan.kv_heads * geometry.head_dim * 2);
+    plan.threads = threads_for(passes * elements_of(geometry, plan.tokens, plan.kv_heads));
     std::int64_t parts = 1;
     if (plan.threads > 1) {
         const std::int64_t outputs = plan.outputs();
@@ -171,10 +176,9 @@ class Attention {
   private:
     // Scratch for each thread, then `states` states: all values, all maxima, all sums.
     void reserve(std::int64_t states) {
-        const int head_dim = call_.geometry.head_dim;
         scratch_bytes_ = round_up(scratch_bytes(), 64);
         state_rows_ = plan_.heads * plan_.padded_rows();
-        row_floats_ = round_up(head_dim, kLanePadding);
+        row_floats_ = round_up(call_.geometry.value_dim, kLanePadding);
         const std::size_t floats = states * state_rows_ * (row_floats_ + 2);
         scratch_ = Workspace::of_this_thread().reserve(scratch_bytes_ * plan_.threads +
                                                        floats * sizeof(float));
@@ -184,11 +188,10 @@ class Attention {
     }
 
     std::size_t scratch_bytes() const {
-        const int head_dim = call_.geometry.head_dim;
-        if (plan_.prefill) return kernels_.prefill_scratch_bytes(head_dim, plan_.tile_rows);
+        if (plan_.prefill) return kernels_.prefill_scratch_bytes(call_.geometry, plan_.tile_rows);
         const auto bytes = call_.format == BlockFormat::raw ? kernels_.decode_scratch_bytes
                                                             : kernels_.quantized_scratch_bytes;
-        return bytes(head_dim, plan_.heads, plan_.tile_rows);
+        return bytes(call_.geometry, plan_.heads, plan_.tile_rows);
     }
 
     AttendKernel kernel() const {
@@ -252,7 +255,7 @@ class Attention {
             .kv_head = first_head(output) + head,
             .heads = heads,
             .group = plan_.group,
-            .head_dim = call_.geometry.head_dim,
+            .value_dim = call_.geometry.value_dim,
             .row_begin = first_row(output),
             .row_end = end_row(output),
         });
@@ -277,10 +280,11 @@ void leave_processor() {
 }
 
 int attend_threads(const Geometry& geometry, std::int64_t tokens) {
-    return threads_for(tokens * geometry.kv_heads * geometry.head_dim * 2);
+    return threads_for(elements_of(geometry, tokens, geometry.kv_heads));
 }
 
 void check_attended(const AttendCall& call) {
+    check_attendable(call.geometry);
     const std::int64_t tokens = count_tokens(call.geometry, call.run);
     check_causal(call, tokens);
     check_ends(call, tokens);

@@ -17,7 +17,7 @@ struct AttendCall {
     std::int64_t causal;
     const std::int64_t* ends;  // optional, [n], ascending: query i sees the first ends[i] tokens
     float scale;
-    Rows out;
+    Rows out;  // [q_heads, n, value_dim]
     Dtype out_dtype;
     float* lse;  // optional, [q_heads, n], contiguous
     float* top;  // optional, as lse: the largest q.k, -inf where nothing is seen
@@ -52,11 +52,11 @@ struct AttendRetrievedCall {
     const std::int32_t* ids;
     const float* scores;
     float scale;
-    const float* state_out;  // [q_heads, n, head_dim]
+    const float* state_out;  // [q_heads, n, value_dim]
     const float* state_lse;  // [q_heads, n]
-    const float* tail_out;   // [q_heads, n, head_dim] of other states, or null
+    const float* tail_out;   // [q_heads, n, value_dim] of other states, or null
     const float* tail_lse;   // [q_heads, n]
-    void* out;               // [q_heads, n, head_dim]; may be state_out
+    void* out;               // [q_heads, n, value_dim]; may be state_out
     Dtype out_dtype;
     float* lse;  // [q_heads, n]; may be state_lse
 };

@@ -49,14 +49,14 @@ class Part {
 
     void attend() const { attend_uniform(call_); }
 
-    // The same, with a state of its own: out float32 [q_heads, n, head_dim], lse and top.
+    // The same, with a state of its own: out float32 [q_heads, n, value_dim], lse and top.
     void attend_apart() {
         const std::int64_t rows = call_.q_heads * call_.n;
-        const int head_dim = call_.geometry.head_dim;
-        out.resize(rows * head_dim);
+        const int value_dim = call_.geometry.value_dim;
+        out.resize(rows * value_dim);
         lse.resize(rows);
         top.resize(rows);
-        call_.out = {out.data(), call_.n * head_dim, head_dim};
+        call_.out = {out.data(), call_.n * value_dim, value_dim};
         call_.out_dtype = Dtype::float32;
         call_.lse = lse.data();
         call_.top = top.data();
@@ -95,7 +95,7 @@ class Part {
 
 // Merges the states of two parts row by row into the call's output.
 void merge(const AttendCall& call, const Part& first, const Part* second) {
-    const int head_dim = call.geometry.head_dim;
+    const int value_dim = call.geometry.value_dim;
     const int group = call.q_heads / call.geometry.kv_heads;
     const std::int64_t element = call.out_dtype == Dtype::float32 ? 4 : 2;
     const RetrievedKernel kernel =
@@ -113,9 +113,9 @@ void merge(const AttendCall& call, const Part& first, const Part* second) {
                 .scores = nullptr,
                 .count = 0,
                 .scale = call.scale,
-                .state_out = first.out.data() + row * head_dim,
+                .state_out = first.out.data() + row * value_dim,
                 .state_lse = first.lse[row],
-                .tail_out = second ? second->out.data() + row * head_dim : nullptr,
+                .tail_out = second ? second->out.data() + row * value_dim : nullptr,
                 .tail_lse = second ? second->lse[row] : -INFINITY,
                 .out = static_cast<std::byte*>(call.out.data) + at * element,
                 .out_dtype = call.out_dtype,
@@ -130,8 +130,8 @@ void merge(const AttendCall& call, const Part& first, const Part* second) {
 // Adds a part's state to another's.
 void merge_into(const AttendCall& call, Part& into, const Part& other) {
     AttendCall merged = call;
-    const int head_dim = call.geometry.head_dim;
-    merged.out = {into.out.data(), call.n * head_dim, head_dim};
+    const int value_dim = call.geometry.value_dim;
+    merged.out = {into.out.data(), call.n * value_dim, value_dim};
     merged.out_dtype = Dtype::float32;
     merged.lse = into.lse.data();
     merged.top = into.top.data();

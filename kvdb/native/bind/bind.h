@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,16 +26,16 @@ bool has_dtype(const AnyArray& array, Dtype dtype) {
            (dtype == Dtype::float32 ? nb::dtype<float>() : nb::dtype<std::uint16_t>());
 }
 
-// [heads, n, head_dim] of the given type, the last dimension contiguous.
+// [heads, n, dims] of the given type, the last dimension contiguous.
 template <class AnyArray>
-Rows rows_of(const AnyArray& array, std::int64_t heads, std::int64_t n, const Geometry& geometry,
-             Dtype dtype, const char* name) {
+Rows rows_of(const AnyArray& array, std::int64_t heads, std::int64_t n, int dims, Dtype dtype,
+             const char* name) {
     if (array.ndim() != 3 || static_cast<std::int64_t>(array.shape(0)) != heads ||
         static_cast<std::int64_t>(array.shape(1)) != n ||
-        static_cast<int>(array.shape(2)) != geometry.head_dim) {
+        static_cast<std::int64_t>(array.shape(2)) != dims) {
         fail(std::string(name) + " has shape " + shape_of(array) + "; expected [" +
              std::to_string(heads) + ", " + std::to_string(n) + ", " +
-             std::to_string(geometry.head_dim) + "]");
+             std::to_string(dims) + "]");
     }
     if (!has_dtype(array, dtype)) {
         fail(std::string(name) + " has the wrong type; expected " +
@@ -48,11 +49,29 @@ Rows rows_of(const AnyArray& array, std::int64_t heads, std::int64_t n, const Ge
             array.stride(1)};
 }
 
+// The keys of tokens, as they are stored.
+template <class AnyArray>
+Rows keys_of(const AnyArray& array, std::int64_t n, const Geometry& geometry, const char* name) {
+    return rows_of(array, geometry.kv_heads, n, geometry.head_dim, geometry.dtype, name);
+}
+
+// Their values, of which there may be none where a block has none of its own. `written`: where they
+// are read to; else they are not looked at there.
+template <class AnyArray>
+Rows values_of(const std::optional<AnyArray>& array, std::int64_t n, const Geometry& geometry,
+               bool written, const char* name) {
+    if (!array && geometry.own_values()) {
+        fail(std::string(name) + " is None; tokens of this geometry have values of their own");
+    }
+    if (!array || (!written && !geometry.own_values())) return {nullptr, 0, 0};
+    return rows_of(*array, geometry.kv_heads, n, geometry.value_dim, geometry.dtype, name);
+}
+
 template <class AnyArray>
 std::int64_t tokens_of(const AnyArray& array, const char* name) {
     if (array.ndim() != 3) {
         fail(std::string(name) + " has shape " + shape_of(array) +
-             "; expected [heads, tokens, head_dim]");
+             "; expected [heads, tokens, dimensions]");
     }
     return static_cast<std::int64_t>(array.shape(1));
 }

@@ -17,16 +17,18 @@ namespace {
 
 using LseArray = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstLseArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using OptionalConst = std::optional<ConstArray>;
+using OptionalArray = std::optional<Array>;
 using StateArray = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 
 std::optional<std::tuple<const char*, int, std::int64_t>> py_append(const Geometry& geometry,
                                                                     const TableArray& table,
                                                                     std::int64_t start,
                                                                     const ConstArray& k,
-                                                                    const ConstArray& v) {
+                                                                    const OptionalConst& v) {
     const std::int64_t n = tokens_of(k, "k");
-    const Rows keys = rows_of(k, geometry.kv_heads, n, geometry, geometry.dtype, "k");
-    const Rows values = rows_of(v, geometry.kv_heads, n, geometry, geometry.dtype, "v");
+    const Rows keys = keys_of(k, n, geometry, "k");
+    const Rows values = values_of(v, n, geometry, false, "v");
     std::optional<NotFinite> bad;
     {
         const ReleaseGil release;
@@ -40,19 +42,21 @@ bool py_finite(const Geometry& geometry, const ConstArray& array,
                const std::optional<ConstLseArray>& logs) {
     const std::int64_t n = tokens_of(array, "array");
     const auto heads = static_cast<std::int64_t>(array.shape(0));
-    const Rows rows = rows_of(array, heads, n, geometry, geometry.dtype, "array");
+    const bool of_values = static_cast<std::int64_t>(array.shape(2)) == geometry.value_dim;
+    const int dims = of_values ? geometry.value_dim : geometry.head_dim;
+    const Rows rows = rows_of(array, heads, n, dims, geometry.dtype, "array");
     if (logs) check_shape(*logs, {heads, n}, "logs");
     for (std::size_t i = 0; logs && i < logs->size(); ++i) {
         if (!std::isfinite(logs->data()[i])) return false;
     }
     const ReleaseGil release;
-    return finite(geometry, static_cast<int>(heads), n, rows);
+    return finite(geometry, static_cast<int>(heads), n, dims, rows);
 }
 
 void py_gather(const Geometry& geometry, const TableArray& table, std::int64_t start,
-               std::int64_t n, const Array& k_out, const Array& v_out) {
-    const Rows keys = rows_of(k_out, geometry.kv_heads, n, geometry, geometry.dtype, "k_out");
-    const Rows values = rows_of(v_out, geometry.kv_heads, n, geometry, geometry.dtype, "v_out");
+               std::int64_t n, const Array& k_out, const OptionalArray& v_out) {
+    const Rows keys = keys_of(k_out, n, geometry, "k_out");
+    const Rows values = values_of(v_out, n, geometry, true, "v_out");
     const ReleaseGil release;
     gather(geometry, table_of(table), start, n, keys, values);
 }
@@ -83,9 +87,9 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
         fail("KV heads [" + std::to_string(kv_begin) + ", " + std::to_string(call.kv_end) +
              ") are not among the " + std::to_string(geometry.kv_heads) + " there are");
     }
-    call.query = rows_of(q, q_heads, call.n, geometry, geometry.dtype, "q");
+    call.query = rows_of(q, q_heads, call.n, geometry.head_dim, geometry.dtype, "q");
     call.out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
-    call.out = rows_of(out, q_heads, call.n, geometry, call.out_dtype, "out");
+    call.out = rows_of(out, q_heads, call.n, geometry.value_dim, call.out_dtype, "out");
     if (counts.shape(0) != table.shape(0)) {
         fail("counts has " + std::to_string(counts.shape(0)) +
              " elements; expected one for each of " + std::to_string(table.shape(0)) +
@@ -126,10 +130,11 @@ AttendRetrievedCall state_call(const Geometry& geometry, const StateArray& state
         fail("state_out has " + std::to_string(q_heads) + " heads; expected a multiple of the " +
              std::to_string(geometry.kv_heads) + " KV heads");
     }
-    rows_of(state_out, q_heads, call.n, geometry, Dtype::float32, "state_out");
+    rows_of(state_out, q_heads, call.n, geometry.value_dim, Dtype::float32, "state_out");
     call.out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
-    const Rows rows = rows_of(out, q_heads, call.n, geometry, call.out_dtype, "out");
-    if (rows.token_stride != geometry.head_dim || rows.head_stride != call.n * geometry.head_dim) {
+    const Rows rows = rows_of(out, q_heads, call.n, geometry.value_dim, call.out_dtype, "out");
+    const std::int64_t dims = geometry.value_dim;
+    if (rows.token_stride != dims || rows.head_stride != call.n * dims) {
         fail("out is not contiguous");
     }
     check_shape(state_lse, {q_heads, call.n}, "state_lse");
@@ -179,7 +184,7 @@ void py_merge_tail(const Geometry& geometry, const StateArray& state_out,
                    const ConstLseArray& tail_lse, const Array& out, const LseArray& lse) {
     AttendRetrievedCall call = state_call(geometry, state_out, state_lse, out, lse);
     const std::int64_t q_heads = call.q_heads, n = call.n;
-    rows_of(tail_out, q_heads, n, geometry, Dtype::float32, "tail_out");
+    rows_of(tail_out, q_heads, n, geometry.value_dim, Dtype::float32, "tail_out");
     check_shape(tail_lse, {q_heads, n}, "tail_lse");
     for (std::int64_t row = 0; row < q_heads * n; ++row) {
         if (!(tail_lse.data()[row] < INFINITY)) {
@@ -212,21 +217,27 @@ NB_MODULE(_native, m) {
     nb::class_<Geometry>(m, "Geometry")
         .def(
             "__init__",
-            [](Geometry* self, Dtype dtype, int kv_heads, int head_dim, int block_size) {
-                new (self) Geometry(checked_geometry(dtype, kv_heads, head_dim, block_size));
+            [](Geometry* self, Dtype dtype, int kv_heads, int head_dim, int block_size,
+               std::optional<int> value_dim, bool values_in_keys) {
+                new (self) Geometry(checked_geometry(dtype, kv_heads, head_dim, block_size,
+                                                     value_dim, values_in_keys));
             },
-            "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a = 64)
+            "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a = 64,
+            "value_dim"_a = nb::none(), "values_in_keys"_a = false)
         .def_ro("dtype", &Geometry::dtype)
         .def_ro("kv_heads", &Geometry::kv_heads)
         .def_ro("head_dim", &Geometry::head_dim)
         .def_ro("block_size", &Geometry::block_size)
+        .def_ro("value_dim", &Geometry::value_dim)
+        .def_ro("values_in_keys", &Geometry::values_in_keys)
         .def_prop_ro("block_bytes", &Geometry::block_bytes);
 
     bind_placement(m);
     bind_format(m);
-    m.def("append", &py_append, "geometry"_a, "table"_a, "start"_a, "k"_a, "v"_a);
+    m.def("append", &py_append, "geometry"_a, "table"_a, "start"_a, "k"_a, "v"_a.none());
     m.def("finite", &py_finite, "geometry"_a, "array"_a, "logs"_a = nb::none());
-    m.def("gather", &py_gather, "geometry"_a, "table"_a, "start"_a, "n"_a, "k_out"_a, "v_out"_a);
+    m.def("gather", &py_gather, "geometry"_a, "table"_a, "start"_a, "n"_a, "k_out"_a,
+          "v_out"_a.none());
     m.def("copy", &py_copy, "geometry"_a, "source"_a, "source_start"_a, "target"_a,
           "target_start"_a, "n"_a);
     m.def("attend", &py_attend, "geometry"_a, "q"_a, "table"_a, "counts"_a, "causal"_a, "scale"_a,

@@ -20,14 +20,12 @@ struct Names {
 struct CallerArrays {
     const Names names;
     const Dtype dtype;
-    const std::int64_t head_dim;
     const nb::object array_type, array_dtype, empty;
     nb::object tensor_type, tensor_dtype;
 
     // like: an array of numpy of the dtype.
-    CallerArrays(Dtype dtype, std::int64_t head_dim, const nb::object& like)
+    CallerArrays(Dtype dtype, const nb::object& like)
         : dtype(dtype),
-          head_dim(head_dim),
           array_type(nb::borrow(like.type())),
           array_dtype(like.attr("dtype")),
           empty(nb::module_::import_("numpy").attr("empty")) {}
@@ -56,13 +54,13 @@ struct CallerArrays {
     }
 };
 
-// A caller's array [heads, 1, head_dim], of numpy or torch, as long as this object lives. It is
-// false where it is anything else.
+// A caller's array [heads, 1, dims], of numpy or torch, as long as this object lives. It is false
+// where it is anything else.
 class TokenArray {
   public:
-    TokenArray(const CallerArrays& kinds, nb::handle array, std::int64_t heads,
+    TokenArray(const CallerArrays& kinds, nb::handle array, std::int64_t heads, std::int64_t dims,
                int flags = PyBUF_STRIDED_RO)
-        : kinds_(kinds), array_(array), heads_(heads) {
+        : kinds_(kinds), array_(array), heads_(heads), dims_(dims) {
         if (array.type().is(kinds.array_type)) {
             read_buffer(flags);
         } else if (kinds.tensor_type.is_valid() && array.type().is(kinds.tensor_type)) {
@@ -100,9 +98,9 @@ class TokenArray {
         }
         const auto size = static_cast<Py_ssize_t>(kinds_.element_bytes());
         if (buffer_.ndim == 3 && buffer_.itemsize == size && buffer_.shape[0] == heads_ &&
-            buffer_.shape[1] == 1 && buffer_.shape[2] == kinds_.head_dim &&
+            buffer_.shape[1] == 1 && buffer_.shape[2] == dims_ &&
             buffer_.strides[2] == size && buffer_.strides[0] % size == 0) {
-            rows_ = {buffer_.buf, buffer_.strides[0] / size, kinds_.head_dim};
+            rows_ = {buffer_.buf, buffer_.strides[0] / size, dims_};
         }
     }
 
@@ -115,19 +113,19 @@ class TokenArray {
             !PyTuple_Check(shape.ptr()) || PyTuple_GET_SIZE(shape.ptr()) != 3) {
             return;
         }
-        const std::int64_t expected[] = {heads_, 1, kinds_.head_dim};
+        const std::int64_t expected[] = {heads_, 1, dims_};
         for (int i = 0; i < 3; ++i) {
             if (PyLong_AsLongLong(PyTuple_GET_ITEM(shape.ptr(), i)) != expected[i]) return;
         }
         const nb::object address = call(names.data_ptr);
         if (address.is_valid()) {
-            rows_ = {PyLong_AsVoidPtr(address.ptr()), kinds_.head_dim, kinds_.head_dim};
+            rows_ = {PyLong_AsVoidPtr(address.ptr()), dims_, dims_};
         }
     }
 
     const CallerArrays& kinds_;
     const nb::handle array_;
-    const std::int64_t heads_;
+    const std::int64_t heads_, dims_;
     Py_buffer buffer_{};
     Rows rows_{};
 };

@@ -92,23 +92,27 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
 }
 
 // A caller's arrays of one step, as long as this object lives. It is false where one is anything
-// else.
+// else. What v is makes no difference where tokens have no values of their own.
 class StepArrays {
   public:
     StepArrays(const PyLayerSteps& owner, nb::handle q, nb::handle k, nb::handle v, nb::handle out)
-        : q_(owner.kinds, q, owner.steps.q_heads),
-          k_(owner.kinds, k, owner.steps.geometry.kv_heads),
-          v_(owner.kinds, v, owner.steps.geometry.kv_heads),
-          out_(owner.kinds, out, owner.steps.q_heads, PyBUF_STRIDED) {}
+        : geometry_(owner.steps.geometry),
+          q_(owner.kinds, q, owner.steps.q_heads, geometry_.head_dim),
+          k_(owner.kinds, k, geometry_.kv_heads, geometry_.head_dim),
+          v_(owner.kinds, geometry_.own_values() ? v : nb::handle(Py_None), geometry_.kv_heads,
+             geometry_.value_dim),
+          out_(owner.kinds, out, owner.steps.q_heads, geometry_.value_dim, PyBUF_STRIDED) {}
 
     explicit operator bool() const {
-        return q_ && k_ && v_ && out_ && out_.rows().head_stride == out_.rows().token_stride;
+        return q_ && k_ && (v_ || !geometry_.own_values()) && out_ &&
+               out_.rows().head_stride == out_.rows().token_stride;
     }
     TokenStep of(LayerSteps& layer) const {
         return {&layer, q_.rows(), k_.rows(), v_.rows(), out_.rows().data};
     }
 
   private:
+    const Geometry& geometry_;
     const TokenArray q_, k_, v_, out_;
 };
 
@@ -214,7 +218,7 @@ void bind_layer_steps(nb::module_& m) {
             },
             "tensor"_a, "dtype"_a)
         .def("stop", [](PyLayerSteps& self) { self.steps.stop(); })
-        .def("step", &py_step, "q"_a, "k"_a, "v"_a, "options"_a, "start"_a.none())
+        .def("step", &py_step, "q"_a, "k"_a, "v"_a.none(), "options"_a, "start"_a.none())
         .def(
             "sample_next",
             [](PyLayerSteps& self, std::int64_t in, std::int64_t every) {

@@ -18,8 +18,8 @@ struct PyLayerSteps {
 
     PyLayerSteps(const Geometry& geometry, int q_heads, float scale, const nb::object& like)
         : steps(geometry, q_heads, scale),
-          kinds(geometry.dtype, geometry.head_dim, like),
-          shape(nb::make_tuple(q_heads, 1, geometry.head_dim)) {}
+          kinds(geometry.dtype, like),
+          shape(nb::make_tuple(q_heads, 1, geometry.value_dim)) {}
 
     // Whether these are the options of the present course, which most often are the same object.
     bool follows(nb::handle asked) const {

@@ -86,6 +86,9 @@ void py_place(const Geometry& geometry, const TableArray& source, std::int64_t s
               const std::optional<RotationArray>& cos, const std::optional<RotationArray>& sin,
               bool interleaved) {
     if (cos.has_value() != sin.has_value()) fail("cos and sin are given both, or neither");
+    if (cos && geometry.values_in_keys) {
+        fail("values lie in the keys; rotating these would change the values");
+    }
     const Rotation rotation = cos ? rotation_of(geometry, *cos, *sin, interleaved) : Rotation{};
     const ReleaseGil release;
     if (cos) {
@@ -102,12 +105,10 @@ void py_scatter(const Geometry& geometry, const TableArray& source, std::int64_t
 }
 
 void py_gather_at(const Geometry& geometry, const TableArray& table, const OffsetsArray& positions,
-                  const Array& k_out, const Array& v_out) {
+                  const Array& k_out, const std::optional<Array>& v_out) {
     const Positions at = positions_of(positions);
-    const Rows keys =
-        rows_of(k_out, geometry.kv_heads, at.count, geometry, geometry.dtype, "k_out");
-    const Rows values =
-        rows_of(v_out, geometry.kv_heads, at.count, geometry, geometry.dtype, "v_out");
+    const Rows keys = keys_of(k_out, at.count, geometry, "k_out");
+    const Rows values = values_of(v_out, at.count, geometry, true, "v_out");
     const ReleaseGil release;
     gather_at(geometry, table_of(table), at, keys, values);
 }
@@ -116,10 +117,10 @@ void py_rotate(const Geometry& geometry, const ConstArray& q, const RotationArra
                const RotationArray& sin, bool interleaved, const Array& out) {
     const std::int64_t n = tokens_of(q, "q");
     const auto heads = static_cast<std::int64_t>(q.shape(0));
-    const Rows rows = rows_of(q, heads, n, geometry, geometry.dtype, "q");
+    const Rows rows = rows_of(q, heads, n, geometry.head_dim, geometry.dtype, "q");
     const Rotation rotation = rotation_of(geometry, cos, sin, interleaved);
     const Dtype out_dtype = has_dtype(out, Dtype::float32) ? Dtype::float32 : geometry.dtype;
-    const Rows into = rows_of(out, heads, n, geometry, out_dtype, "out");
+    const Rows into = rows_of(out, heads, n, geometry.head_dim, out_dtype, "out");
     const ReleaseGil release;
     rotate_back(geometry, static_cast<int>(heads), n, rows, rotation, into,
                 out_dtype == Dtype::float32);
@@ -166,7 +167,8 @@ void bind_moves(nb::module_& m) {
           "n"_a, "cos"_a.none(), "sin"_a.none(), "interleaved"_a = false);
     m.def("scatter", &py_scatter, "geometry"_a, "source"_a, "source_start"_a, "target"_a,
           "positions"_a);
-    m.def("gather_at", &py_gather_at, "geometry"_a, "table"_a, "positions"_a, "k_out"_a, "v_out"_a);
+    m.def("gather_at", &py_gather_at, "geometry"_a, "table"_a, "positions"_a, "k_out"_a,
+          "v_out"_a.none());
     m.def("rotate", &py_rotate, "geometry"_a, "q"_a, "cos"_a, "sin"_a, "interleaved"_a, "out"_a);
 }
 

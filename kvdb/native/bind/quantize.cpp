@@ -21,8 +21,9 @@ std::tuple<double, double, double, double> py_quantize(const Geometry& geometry,
 void py_dequantize(const Geometry& geometry, BlockFormat format, const TableArray& table,
                    std::int64_t start, std::int64_t n, const Array& k_out, const Array& v_out) {
     if (format == BlockFormat::raw) fail("format is raw; expected a quantized one");
-    const Rows keys = rows_of(k_out, geometry.kv_heads, n, geometry, geometry.dtype, "k_out");
-    const Rows values = rows_of(v_out, geometry.kv_heads, n, geometry, geometry.dtype, "v_out");
+    check_format(geometry, format);
+    const Rows keys = keys_of(k_out, n, geometry, "k_out");
+    const Rows values = values_of(std::optional(v_out), n, geometry, true, "v_out");
     const ReleaseGil release;
     dequantize(geometry, format, table_of(table), start, n, keys, values);
 }

@@ -1,4 +1,6 @@
 // One token's attend through shared memory, from the caller's arrays to the answer.
+#include <nanobind/stl/optional.h>
+
 #include <cstring>
 #include <limits>
 #include <string>
@@ -19,21 +21,24 @@ constexpr std::uint64_t aligned(std::uint64_t offset) {
 class PySharedStep {
   public:
     PySharedStep(int q_heads, int kv_heads, int head_dim, Dtype dtype, const nb::object& like,
-                 const nb::bytes& message, std::uint64_t arena, std::uint64_t region_bytes)
-        : kinds_(dtype, head_dim, like),
-          shape_(nb::make_tuple(q_heads, 1, head_dim)),
+                 const nb::bytes& message, std::uint64_t arena, std::uint64_t region_bytes,
+                 std::optional<int> value_dim, bool values_in_keys)
+        : geometry_(checked_geometry(dtype, kv_heads, head_dim, 1, value_dim, values_in_keys)),
+          kinds_(dtype, like),
+          shape_(nb::make_tuple(q_heads, 1, geometry_.value_dim)),
           q_heads_(q_heads),
-          kv_heads_(kv_heads),
           message_(message.c_str(), message.size()) {
         record_.kind = kAttend;
         record_.tokens = 1;
         record_.message = arena;
         record_.message_bytes = message_.size();
         record_.q = aligned(arena + message_.size());
-        record_.k = aligned(record_.q + bytes_of(q_heads));
-        record_.v = aligned(record_.k + bytes_of(kv_heads));
-        record_.reply = aligned(record_.v + bytes_of(kv_heads));
-        const std::uint64_t room = std::max<std::uint64_t>(bytes_of(q_heads), kErrorRoom);
+        record_.k = aligned(record_.q + bytes_of(q_heads, geometry_.head_dim));
+        record_.v = aligned(record_.k + bytes_of(kv_heads, geometry_.head_dim));
+        record_.reply = aligned(
+            record_.v + (geometry_.own_values() ? bytes_of(kv_heads, geometry_.value_dim) : 0));
+        const std::uint64_t room =
+            std::max<std::uint64_t>(bytes_of(q_heads, geometry_.value_dim), kErrorRoom);
         if (record_.reply + room > region_bytes) fail("a region has no room for these arrays");
         record_.reply_room = region_bytes - record_.reply;
     }
@@ -49,12 +54,14 @@ class PySharedStep {
                       double wait) {
         if (!kinds_.takes(q) || !put_start(start)) return nb::none();
         {
-            const TokenArray queries(kinds_, q, q_heads_), keys(kinds_, k, kv_heads_),
-                values(kinds_, v, kv_heads_);
-            if (!queries || !keys || !values) return nb::none();
-            put(ring, record_.q, queries, q_heads_);
-            put(ring, record_.k, keys, kv_heads_);
-            put(ring, record_.v, values, kv_heads_);
+            const int heads = geometry_.kv_heads, dims = geometry_.head_dim;
+            const bool own_values = geometry_.own_values();
+            const TokenArray queries(kinds_, q, q_heads_, dims), keys(kinds_, k, heads, dims),
+                values(kinds_, own_values ? v : nb::handle(Py_None), heads, geometry_.value_dim);
+            if (!queries || !keys || (own_values && !values)) return nb::none();
+            put(ring, record_.q, queries, q_heads_, dims);
+            put(ring, record_.k, keys, heads, dims);
+            if (own_values) put(ring, record_.v, values, heads, geometry_.value_dim);
         }
         std::memcpy(place(ring, record_.message, message_.size()), message_.data(),
                     message_.size());
@@ -67,8 +74,9 @@ class PySharedStep {
     }
 
   private:
-    std::uint64_t bytes_of(std::uint64_t heads) const {
-        return heads * static_cast<std::uint64_t>(kinds_.head_dim * kinds_.element_bytes());
+    std::uint64_t bytes_of(int heads, int dims) const {
+        return static_cast<std::uint64_t>(heads) * static_cast<std::uint64_t>(dims) *
+               geometry_.element_bytes();
     }
 
     bool put_start(nb::handle start) {
@@ -89,17 +97,17 @@ class PySharedStep {
     }
 
     void put(const PySharedRing& ring, std::uint64_t offset, const TokenArray& array,
-             std::int64_t heads) const {
+             int heads, int dims) const {
         const Rows& rows = array.rows();
-        const auto row = static_cast<std::size_t>(bytes_of(1));
-        std::byte* to = place(ring, offset, bytes_of(static_cast<std::uint64_t>(heads)));
+        const auto row = static_cast<std::size_t>(bytes_of(1, dims));
+        std::byte* to = place(ring, offset, bytes_of(heads, dims));
         const auto* from = static_cast<const std::byte*>(rows.data);
         const std::int64_t stride = rows.head_stride * kinds_.element_bytes();
         if (stride == static_cast<std::int64_t>(row)) {
             std::memcpy(to, from, row * static_cast<std::size_t>(heads));
             return;
         }
-        for (std::int64_t head = 0; head < heads; ++head, to += row, from += stride) {
+        for (int head = 0; head < heads; ++head, to += row, from += stride) {
             std::memcpy(to, from, row);
         }
     }
@@ -110,12 +118,12 @@ class PySharedStep {
         if (!ring.next(message, wait)) return false;
         SharedAnswer answer;
         std::memcpy(&answer, message.data(), sizeof(answer));
-        const std::uint64_t nbytes = bytes_of(static_cast<std::uint64_t>(q_heads_));
+        const std::uint64_t nbytes = bytes_of(q_heads_, geometry_.value_dim);
         const bool good = answer.generation == record_.generation &&
                           answer.number == record_.number && answer.error[0] == 0 &&
                           answer.reply_bytes == nbytes;
-        const TokenArray to(kinds_, out, q_heads_, PyBUF_STRIDED);
-        if (!good || !to || to.rows().head_stride != kinds_.head_dim) {
+        const TokenArray to(kinds_, out, q_heads_, geometry_.value_dim, PyBUF_STRIDED);
+        if (!good || !to || to.rows().head_stride != geometry_.value_dim) {
             ring.keep(message);
             return false;
         }
@@ -123,9 +131,10 @@ class PySharedStep {
         return true;
     }
 
+    const Geometry geometry_;
     CallerArrays kinds_;
     const nb::object shape_;
-    const int q_heads_, kv_heads_;
+    const int q_heads_;
     const std::string message_;
     SharedRequest record_{};
 };
@@ -135,9 +144,9 @@ class PySharedStep {
 void bind_shared_step(nb::module_& m) {
     nb::class_<PySharedStep>(m, "SharedStep")
         .def(nb::init<int, int, int, Dtype, const nb::object&, const nb::bytes&, std::uint64_t,
-                      std::uint64_t>(),
+                      std::uint64_t, std::optional<int>, bool>(),
              "q_heads"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a, "like"_a, "message"_a, "arena"_a,
-             "region_bytes"_a)
+             "region_bytes"_a, "value_dim"_a = nb::none(), "values_in_keys"_a = false)
         .def("take_tensors", &PySharedStep::take_tensors, "tensor"_a, "dtype"_a)
         .def("attend", &PySharedStep::attend, "ring"_a, "generation"_a, "number"_a, "q"_a.none(),
              "k"_a.none(), "v"_a.none(), "start"_a.none(), "seconds"_a, "wait"_a);

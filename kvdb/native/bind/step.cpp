@@ -66,7 +66,8 @@ void PyStep::add(const PySearch& search) {
     if (!to) fail("a search has no searcher of an index");
     const Geometry &mine = plan.geometry, &its = to->geometry;
     if (its.dtype != mine.dtype || its.kv_heads != mine.kv_heads || its.head_dim != mine.head_dim ||
-        its.block_size != mine.block_size) {
+        its.block_size != mine.block_size || its.value_dim != mine.value_dim ||
+        its.values_in_keys != mine.values_in_keys) {
         fail("a searcher is of blocks of another geometry");
     }
     if (begin < 0 || end < begin || end > to->tokens) {
@@ -104,6 +105,7 @@ PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyRea
         fail("q_heads is " + std::to_string(q_heads) + "; expected a multiple of the " +
              std::to_string(geometry.kv_heads) + " KV heads");
     }
+    check_attendable(geometry);
     if (grows_from < -1) fail("grows_from is below -1");
     PyStep step;
     StepPlan& plan = step.plan;
@@ -140,9 +142,9 @@ std::vector<StepResult> py_run(const PyStep& step, const ConstArray& q,
     const Geometry& geometry = plan.geometry;
     const std::int64_t n = tokens_of(q, "q"), heads = plan.q_heads;
     const auto asked = static_cast<std::int64_t>(queries.size());
-    const Rows from = rows_of(q, heads, n, geometry, geometry.dtype, "q");
-    const Rows to = rows_of(out, asked * heads, 1, geometry, geometry.dtype, "out");
-    if (asked > 0 && to.head_stride != geometry.head_dim) fail("out is not contiguous");
+    const Rows from = rows_of(q, heads, n, geometry.head_dim, geometry.dtype, "q");
+    const Rows to = rows_of(out, asked * heads, 1, geometry.value_dim, geometry.dtype, "out");
+    if (asked > 0 && to.head_stride != geometry.value_dim) fail("out is not contiguous");
     check_shape(logs, {asked, 3, heads}, "logs");
     const auto blocks = static_cast<std::int64_t>(table.shape(0));
     if (counts.shape(0) != table.shape(0) || plan.grows_from > blocks) {
@@ -163,7 +165,7 @@ std::vector<StepResult> py_run(const PyStep& step, const ConstArray& q,
         call.counts = counts.data();
         call.blocks = blocks;
         call.unseen = causal ? n - 1 - query : 0;
-        call.out = static_cast<char*>(to.data) + i * heads * geometry.row_bytes();
+        call.out = static_cast<char*>(to.data) + i * heads * geometry.value_row_bytes();
         call.lse = own;
         call.read_lse = own + heads;
         call.missed = own + 2 * heads;

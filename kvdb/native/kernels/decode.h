@@ -20,10 +20,10 @@ class Decode : DecodeWalk<Decode<Isa, T>, Isa, T> {
   public:
     static void run(const AttendItem& item) { Decode(item).run(); }
 
-    static std::size_t scratch_floats(int head_dim, int heads, std::int64_t rows) {
-        return heads *
-                   (round_up(rows, 4) * round_up(head_dim, kLanePadding) + 2 * rows * Isa::width) +
-               2 * Loaded::scratch_elements(head_dim);
+    static std::size_t scratch_floats(const Geometry& geometry, int heads, std::int64_t rows) {
+        return heads * (round_up(rows, 4) * round_up(geometry.head_dim, kLanePadding) +
+                        2 * rows * Isa::width) +
+               2 * Loaded::scratch_elements(geometry);
     }
 
   private:
@@ -31,6 +31,7 @@ class Decode : DecodeWalk<Decode<Isa, T>, Isa, T> {
         : Walk(item),
           rows_(static_cast<int>(item.row_end - item.row_begin)),
           stride_(round_up(item.geometry.head_dim, kLanePadding)),
+          value_stride_(round_up(item.geometry.value_dim, kLanePadding)),
           query_(reinterpret_cast<float*>(item.scratch)),
           max_(query_ + item.heads * round_up(rows_, 4) * stride_),
           sum_(max_ + item.heads * rows_ * Isa::width),
@@ -43,19 +44,14 @@ class Decode : DecodeWalk<Decode<Isa, T>, Isa, T> {
     }
 
     void attend(const DecodeTile& tile, const Loaded& loaded, const Loaded* next, int head) {
-        const T* groups[4 * kDecodeGroups];
-        for (int g = 0; next && g < kDecodeGroups; ++g) {
-            groups[g] = loaded.keys[g];
-            groups[g + kDecodeGroups] = loaded.values[g];
-            groups[g + 2 * kDecodeGroups] = next->keys[g];
-            groups[g + 3 * kDecodeGroups] = next->values[g];
-        }
-        const T* const* stream = next ? groups : nullptr;  // the first batch asks for all
-        for (int r = 0, batch; r < rows_; r += batch, stream = nullptr) {
+        DecodeStream<T> stream(item_.geometry, loaded, next);
+        for (int r = 0, batch; r < rows_; r += batch, stream.stop()) {
             batch = batch_rows(rows_ - r);
-            const DecodeRows rows{query(head, r),       values(head, r),      stride_,
-                                  lanes(max_, head, r), lanes(sum_, head, r), item_.row_begin + r};
-            switch (item_.geometry.head_dim) {
+            const DecodeRows rows{query(head, r),       stride_,
+                                  values(head, r),      value_stride_,
+                                  lanes(max_, head, r), lanes(sum_, head, r),
+                                  item_.row_begin + r};
+            switch (item_.geometry.symmetric() ? item_.geometry.head_dim : 0) {
                 case 64: step<64>(batch, tile, loaded, stream, rows); break;
                 case 128: step<128>(batch, tile, loaded, stream, rows); break;
                 default: step<0>(batch, tile, loaded, stream, rows); break;
@@ -64,8 +60,8 @@ class Decode : DecodeWalk<Decode<Isa, T>, Isa, T> {
     }
 
     template <int dim>
-    void step(int batch, const DecodeTile& tile, const Loaded& loaded, const T* const* stream,
-              const DecodeRows& rows) {
+    void step(int batch, const DecodeTile& tile, const Loaded& loaded,
+              const DecodeStream<T>& stream, const DecodeRows& rows) {
         switch (batch) {
             case 1: return DecodeStep<Isa, T, 1, dim>::run(item_, tile, loaded, stream, rows);
             case 2: return DecodeStep<Isa, T, 2, dim>::run(item_, tile, loaded, stream, rows);
@@ -78,7 +74,7 @@ class Decode : DecodeWalk<Decode<Isa, T>, Isa, T> {
         clear(max_, item_.heads * rows_ * Isa::width, -__builtin_inff());
         clear(sum_, item_.heads * rows_ * Isa::width, 0.0f);
         for (int head = 0; head < item_.heads; ++head) {
-            clear(values(head, 0), round_up(rows_, 4) * stride_, 0.0f);
+            clear(values(head, 0), round_up(rows_, 4) * value_stride_, 0.0f);
         }
         load_queries(-1);
     }
@@ -101,7 +97,7 @@ class Decode : DecodeWalk<Decode<Isa, T>, Isa, T> {
                 batch = batch_rows(rows_ - r);
                 const int tokens = Isa::width / batch;
                 for (int j = 0; j < batch && r + j < rows_; ++j) {
-                    Operand<Isa, T>::order_sums(values(head, r + j), item_.geometry.head_dim);
+                    Operand<Isa, T>::order_sums(values(head, r + j), item_.geometry.value_dim);
                     float sum = 0;
                     for (int t = 0; t < tokens; ++t) sum += lanes(sum_, head, r)[j * tokens + t];
                     const std::int64_t row = head * item_.state.rows + r + j;
@@ -122,12 +118,12 @@ class Decode : DecodeWalk<Decode<Isa, T>, Isa, T> {
         return query_ + (head * round_up(rows_, 4) + r) * stride_;
     }
     float* values(int head, int r) const {
-        return item_.state.values + (head * item_.state.rows + r) * stride_;
+        return item_.state.values + (head * item_.state.rows + r) * value_stride_;
     }
     float* lanes(float* of, int head, int r) const { return of + (head * rows_ + r) * Isa::width; }
 
     const int rows_;
-    const std::int64_t stride_;
+    const std::int64_t stride_, value_stride_;  // of queries, and of what is added up
     float* const query_;
     float* const max_;
     float* const sum_;

@@ -20,8 +20,8 @@ class DecodeQuantized {
   public:
     static void run(const AttendItem& item) { DecodeQuantized(item).run(); }
 
-    static std::size_t scratch_bytes(int head_dim, int heads, std::int64_t rows) {
-        return sizeof(float) * heads * round_up(rows, 4) * row_floats(head_dim);
+    static std::size_t scratch_bytes(const Geometry& geometry, int heads, std::int64_t rows) {
+        return sizeof(float) * heads * round_up(rows, 4) * row_floats(geometry.head_dim);
     }
 
   private:

@@ -13,10 +13,57 @@ namespace kvdb::kernels {
 inline constexpr int kGroupsFar = 6;  // how far ahead memory is asked for, of 16 tokens each
 inline constexpr int kGroupsNear = 3;
 
+// What memory is asked for while a tile is computed with: for group g of the tile's keys, or
+// values, the groups g + kGroupsNear and g + kGroupsFar of a stream. Nothing where they are null.
+template <class T>
+struct DecodeStream {
+    static constexpr int most = kDecodeGroups + kGroupsFar;
+    const T* groups[most + kDecodeGroups];
+    const T* value_groups[most];
+    const T* const* keys = nullptr;
+    const T* const* values = nullptr;
+
+    // `next` is null, or what comes next if it is a whole tile.
+    template <class Loaded>
+    DecodeStream(const Geometry& geometry, const Loaded& loaded, const Loaded* next) {
+        if (!next) return;
+        keys = groups;
+        if (geometry.symmetric()) {
+            for (int g = 0; g < kDecodeGroups; ++g) {
+                groups[g] = loaded.keys[g];
+                groups[g + kDecodeGroups] = loaded.values[g];
+                groups[g + 2 * kDecodeGroups] = next->keys[g];
+            }
+            static_assert(most + kDecodeGroups >= 4 * kDecodeGroups - 2);
+            for (int g = 0; g < kDecodeGroups - 2; ++g) {
+                groups[g + 3 * kDecodeGroups] = next->values[g];
+            }
+            values = groups + kDecodeGroups;
+            return;
+        }
+        // Rows of other lengths: keys ask for keys, one group ahead and four.
+        alike(loaded.keys, next->keys, groups);
+        if (geometry.values_in_keys) return;
+        alike(loaded.values, next->values, value_groups);
+        values = value_groups;
+    }
+    // Who comes later finds everything asked for.
+    void stop() { keys = values = nullptr; }
+
+  private:
+    static void alike(const T* const* these, const T* const* next, const T** stream) {
+        for (int g = kGroupsNear; g < most; ++g) {
+            const int ahead = g - kGroupsNear + 1;
+            stream[g] = ahead < kDecodeGroups ? these[ahead] : next[ahead - kDecodeGroups];
+        }
+    }
+};
+
 // R rows that share each load, and their running softmax.
 struct DecodeRows {
-    const float* query;  // [R][stride] operand lanes
-    float* values;       // [R][stride]
+    const float* query;  // [R][query_stride] operand lanes
+    std::int64_t query_stride;
+    float* values;  // [R][stride]
     std::int64_t stride;
     float* max;  // [width], lane r * tokens + t
     float* sum;  // [width], partial: summed over t at the end
@@ -32,17 +79,14 @@ struct DecodeStep {
     static constexpr int tokens = Isa::width / R;        // of one vector of scores
     static constexpr int rows_together = R < 2 ? R : 2;  // when values are added
 
-    // `stream` is null, or the groups to prefetch: the keys and the values of this tile and of the
-    // next.
     static void run(const AttendItem& item, const DecodeTile& tile, const Loaded& loaded,
-                    const T* const* stream, const DecodeRows& rows) {
+                    const DecodeStream<T>& stream, const DecodeRows& rows) {
         alignas(64) float weights[DecodeTile::tokens_max * R];
         alignas(64) float decay[Isa::width];
-        score(item, tile, loaded.keys, stream, rows, weights);
+        score(item, tile, loaded.keys, stream.keys, rows, weights);
         mask(item, tile, rows, weights);
         softmax(tile, rows, weights, decay);
-        if (stream) stream += kDecodeGroups;
-        accumulate(item, tile, loaded.values, stream, rows, weights, decay);
+        accumulate(item, tile, loaded.values, stream.values, rows, weights, decay);
     }
 
   private:
@@ -81,7 +125,7 @@ struct DecodeStep {
         const f32 k = tail ? Op::load_tail(key, tail_lanes) : Op::load(key);
         KVDB_UNROLL
         for (int r = 0; r < R; ++r) {
-            const f32 q = Isa::template load<f32>(query + r * rows.stride);
+            const f32 q = Isa::template load<f32>(query + r * rows.query_stride);
             sums[r * tokens] = Op::multiply_add(q, k, sums[r * tokens]);
         }
     }
@@ -155,7 +199,8 @@ struct DecodeStep {
     static void accumulate(const AttendItem& item, const DecodeTile& tile, const T* const* values,
                            const T* const* stream, const DecodeRows& rows, const float* weights,
                            const float* decay) {
-        const int head_dim = dim ? dim : item.geometry.head_dim;
+        const int value_dim = dim ? dim : item.geometry.value_dim;
+        const int apart = dim ? dim : item.geometry.value_stride();
         for (int r = 0; r < R; ++r) {
             float* row = rows.values + r * rows.stride;
             for (int i = 0; i < rows.stride; i += Isa::width) {
@@ -165,14 +210,15 @@ struct DecodeStep {
         for (int g = 0; g < tile.group_count(); ++g) {
             const float* weight = weights + g * kGroup * R / Op::per_lane;
             const int count = static_cast<int>(round_up(tile.tokens_in(g), tokens));
-            add_group(head_dim, values[g], stream ? stream + g : nullptr, count, weight, rows);
+            add_group(value_dim, apart, values[g], stream ? stream + g : nullptr, count, weight,
+                      rows);
         }
     }
 
     // One group, two rows at a time, so that all dimensions fit the registers and a row of values
     // is read from end to end. (Parts of rows would be read with gaps, which halves the speed of
     // memory; the second time, the group is in the L1 cache.)
-    static void add_group(int head_dim, const T* values, const T* const* stream, int count,
+    static void add_group(int value_dim, int apart, const T* values, const T* const* stream, int count,
                           const float* weights, const DecodeRows& rows) {
         constexpr int dims = Op::value_dims;
         constexpr int vectors = Isa::registers / 2 / rows_together;
@@ -182,24 +228,24 @@ struct DecodeStep {
             const float* weight = weights + r * tokens / Op::per_lane;
             int i = 0;
             const T* const* ahead = stream;  // in the first of the loops only
-            for (; i + most * dims <= head_dim; i += most * dims, ahead = nullptr) {
-                add_values<most, false>(head_dim, values + i, ahead, r, count, weight, sums + i,
-                                        rows.stride);
+            for (; i + most * dims <= value_dim; i += most * dims, ahead = nullptr) {
+                add_values<most, false>(value_dim, apart, values + i, ahead, r, count, weight,
+                                        sums + i, rows.stride);
             }
-            for (; i + dims <= head_dim; i += dims, ahead = nullptr) {
-                add_values<1, false>(head_dim, values + i, ahead, r, count, weight, sums + i,
-                                     rows.stride);
+            for (; i + dims <= value_dim; i += dims, ahead = nullptr) {
+                add_values<1, false>(value_dim, apart, values + i, ahead, r, count, weight,
+                                     sums + i, rows.stride);
             }
-            if (i < head_dim) {
-                add_values<1, true>(head_dim, values + i, ahead, r, count, weight, sums + i,
+            if (i < value_dim) {
+                add_values<1, true>(value_dim, apart, values + i, ahead, r, count, weight, sums + i,
                                     rows.stride);
             }
         }
     }
 
     template <int loads, bool tail>
-    KVDB_INLINE static void add_values(int head_dim, const T* value, const T* const* stream, int r,
-                                       int count, const float* weight, float* sums_at,
+    KVDB_INLINE static void add_values(int value_dim, int apart, const T* value,
+                                       const T* const* stream, int r, int count, const float* weight, float* sums_at,
                                        std::int64_t stride) {
         constexpr int dims = Op::value_dims;
         constexpr int vectors = loads * Op::value_vectors;
@@ -213,9 +259,9 @@ struct DecodeStep {
         }
         for (int first = 0; first < count; first += tokens, weight += tokens * R / Op::per_lane) {
             KVDB_UNROLL
-            for (int t = 0; t < tokens; t += Op::per_lane, value += Op::per_lane * head_dim) {
+            for (int t = 0; t < tokens; t += Op::per_lane, value += Op::per_lane * apart) {
                 if (stream) {
-                    prefetch(stream, (first + t) * head_dim, Op::per_lane * head_dim,
+                    prefetch(stream, (first + t) * apart, Op::per_lane * apart,
                              r / rows_together, R / rows_together);
                 }
                 f32 v[vectors];
@@ -224,9 +270,9 @@ struct DecodeStep {
                     const T* at = value + i * dims;
                     f32* into = v + i * Op::value_vectors;
                     if constexpr (tail) {
-                        Op::load_values_tail(at, head_dim, head_dim % dims, into);
+                        Op::load_values_tail(at, apart, value_dim % dims, into);
                     } else {
-                        Op::load_values(at, head_dim, into);
+                        Op::load_values(at, apart, into);
                     }
                 }
                 KVDB_UNROLL

@@ -29,32 +29,36 @@ class DecodeTiles : DecodeWalk<DecodeTiles<Isa>, Isa, BFloat16> {
 
   public:
     // Whether rows are whole tiles: what lies behind a row must not be multiplied.
-    static bool takes(int head_dim) { return head_dim % (2 * tile) == 0; }
+    static bool takes(const Geometry& geometry) {
+        return geometry.head_dim % (2 * tile) == 0 && geometry.value_dim % (2 * tile) == 0;
+    }
 
     static void run(const AttendItem& item) { DecodeTiles(item).run(); }
 
-    static std::size_t scratch_floats(int head_dim, int heads) {
-        return std::size_t{1} * heads * rows_max * (head_dim / 2 + 2) + values_floats(head_dim) +
-               2 * Loaded::scratch_elements(head_dim);
+    static std::size_t scratch_floats(const Geometry& geometry, int heads) {
+        return std::size_t{1} * heads * rows_max * (geometry.head_dim / 2 + 2) +
+               values_floats(geometry.value_dim) + 2 * Loaded::scratch_elements(geometry);
     }
 
   private:
-    static std::size_t values_floats(int head_dim) {
-        return std::size_t{kDecodeGroups} * kGroup / 2 * head_dim;
+    static std::size_t values_floats(int value_dim) {
+        return std::size_t{kDecodeGroups} * kGroup / 2 * value_dim;
     }
 
     explicit DecodeTiles(const AttendItem& item)
         : Walk(item),
           rows_(static_cast<int>(item.row_end - item.row_begin)),
           head_dim_(item.geometry.head_dim),
+          value_dim_(item.geometry.value_dim),
+          value_stride_(item.geometry.value_stride()),
           query_(reinterpret_cast<float*>(item.scratch)),
           max_(query_ + item.heads * rows_max * head_dim_ / 2),
           sum_(max_ + item.heads * rows_max),
           values_(sum_ + item.heads * rows_max),
-          gathered_(values_ + values_floats(head_dim_)) {}
+          gathered_(values_ + values_floats(value_dim_)) {}
 
     void run() {
-        const std::int64_t floats = std::int64_t{item_.heads} * item_.state.rows * head_dim_;
+        const std::int64_t floats = std::int64_t{item_.heads} * item_.state.rows * value_dim_;
         for (std::int64_t i = 0; i < floats; ++i) item_.state.values[i] = 0;
         for (int i = 0; i < item_.heads * rows_max; ++i) {
             max_[i] = -__builtin_inff();
@@ -64,7 +68,7 @@ class DecodeTiles : DecodeWalk<DecodeTiles<Isa>, Isa, BFloat16> {
         Walk::walk(reinterpret_cast<BFloat16*>(gathered_));
         for (int head = 0; head < item_.heads; ++head) {
             for (int r = 0; r < rows_; ++r) {
-                Op::order_sums(state(head) + r * head_dim_, head_dim_);
+                Op::order_sums(state(head) + r * value_dim_, value_dim_);
                 item_.state.max[head * item_.state.rows + r] = max_[head * rows_max + r];
                 item_.state.sum[head * item_.state.rows + r] = sum_[head * rows_max + r];
             }
@@ -73,7 +77,10 @@ class DecodeTiles : DecodeWalk<DecodeTiles<Isa>, Isa, BFloat16> {
 
     // Queries, rotated for the keys of a view, to [heads][pairs of dimensions][rows].
     void load_queries(std::int32_t view) {
-        alignas(64) float lanes[rows_max][kHeadDimMax / 2] = {};
+        alignas(64) float lanes[rows_max][kHeadDimMax / 2];
+        for (int r = rows_; r < rows_max; ++r) {
+            for (int i = 0; i < head_dim_ / 2; i += tile) Isa::store(lanes[r] + i, f32{});
+        }
         for (int head = 0; head < item_.heads; ++head) {
             for (int r = 0; r < rows_; ++r) {
                 const auto* row =
@@ -100,18 +107,18 @@ class DecodeTiles : DecodeWalk<DecodeTiles<Isa>, Isa, BFloat16> {
         alignas(64) BFloat16 weights[halves][rows_max][2 * tile];
         score(tokens, loaded.keys, head, scores);
         scale(tokens, scores);
-        if (next) prefetch(next->keys);
+        if (next) prefetch(next->keys, head_dim_);
         mask(tokens, scores);
         softmax(tokens, head, scores);
         transpose(tokens, scores, weights);
         interleave(tokens, loaded.values);
-        if (next) prefetch(next->values);
+        if (next && !item_.geometry.values_in_keys) prefetch(next->values, value_dim_);
         accumulate(tokens, weights, state(head));
     }
 
     // Into the L2 cache.
-    void prefetch(const BFloat16* const* groups) const {
-        const int elements = kGroup * head_dim_;
+    static void prefetch(const BFloat16* const* groups, int row_elements) {
+        const int elements = kGroup * row_elements;
         for (int g = 0; g < kDecodeGroups; ++g) {
             for (int i = 0; i < elements; i += 32) __builtin_prefetch(groups[g] + i, 0, 2);
         }
@@ -224,15 +231,15 @@ class DecodeTiles : DecodeWalk<DecodeTiles<Isa>, Isa, BFloat16> {
         }
     }
 
-    // To [pairs of tokens][head_dim], zeros behind the last group.
+    // To [pairs of tokens][value_dim], zeros behind the last group.
     void interleave(const DecodeTile& tokens, const BFloat16* const* values) {
         float* to = values_;
         for (int g = 0; g < 2 * used_halves(tokens); ++g) {
-            for (int pair = 0; pair < kGroup / 2; ++pair, to += head_dim_) {
-                for (int d = 0; d < head_dim_; d += Op::value_dims) {
+            for (int pair = 0; pair < kGroup / 2; ++pair, to += value_dim_) {
+                for (int d = 0; d < value_dim_; d += Op::value_dims) {
                     f32 v[2] = {};
                     if (g < tokens.group_count()) {
-                        Op::load_values(values[g] + 2 * pair * head_dim_ + d, head_dim_, v);
+                        Op::load_values(values[g] + 2 * pair * value_stride_ + d, value_stride_, v);
                     }
                     Isa::store(to + d, v[0]);
                     Isa::store(to + d + Isa::width, v[1]);
@@ -246,12 +253,12 @@ class DecodeTiles : DecodeWalk<DecodeTiles<Isa>, Isa, BFloat16> {
     // state[row] += the sum over tokens of weight * value
     void accumulate(const DecodeTile& tokens, const BFloat16 (*weights)[rows_max][2 * tile],
                     float* state) {
-        const std::int64_t stride = head_dim_ * sizeof(float);
-        for (int d = 0; d < head_dim_; d += 2 * tile) {
+        const std::int64_t stride = value_dim_ * sizeof(float);
+        for (int d = 0; d < value_dim_; d += 2 * tile) {
             tiles_.template load<0>(state + d, stride);
             tiles_.template load<1>(state + d + tile, stride);
             for (int half = 0; half < used_halves(tokens); ++half) {
-                const float* values = values_ + half * kGroup * head_dim_ + d;
+                const float* values = values_ + half * kGroup * value_dim_ + d;
                 tiles_.template load<4>(weights[half], 2 * tile * sizeof(BFloat16));
                 tiles_.template load<5>(values, stride);
                 tiles_.template load<6>(values + tile, stride);
@@ -265,15 +272,15 @@ class DecodeTiles : DecodeWalk<DecodeTiles<Isa>, Isa, BFloat16> {
 
     float* query(int head) const { return query_ + head * rows_max * head_dim_ / 2; }
     float* state(int head) const {
-        return item_.state.values + head * item_.state.rows * head_dim_;
+        return item_.state.values + head * item_.state.rows * value_dim_;
     }
 
     const int rows_;
-    const int head_dim_;
+    const int head_dim_, value_dim_, value_stride_;
     float* const query_;   // [heads][pairs of dimensions][rows_max]
     float* const max_;     // [heads][rows_max]
     float* const sum_;     // [heads][rows_max]
-    float* const values_;  // [pairs of tokens][head_dim] of one tile
+    float* const values_;  // [pairs of tokens][value_dim] of one tile
     float* const gathered_;
     typename Isa::Tiles tiles_;
 };

@@ -56,7 +56,7 @@ class DecodeWalk {
     // Two tiles are loaded at a time, the one in use and the next.
     Loaded load(const DecodeTile& tile, int head, int step, T* gathered) const {
         return Loaded(item_.geometry, tile, item_.kv_head + head,
-                      gathered + step % 2 * Loaded::scratch_elements(item_.geometry.head_dim));
+                      gathered + step % 2 * Loaded::scratch_elements(item_.geometry));
     }
 };
 

@@ -26,10 +26,11 @@ class Finish {
             for (std::int64_t r = item.row_begin; r < item.row_end; ++r) {
                 const std::int64_t local = head * item.state.rows + r - item.row_begin;
                 const float base = largest_max(item, local);
-                float values[kHeadDimMax] = {};
+                alignas(64) float values[kHeadDimMax];
+                for (int i = 0; i < item.value_dim; i += Isa::width) Isa::store(values + i, f32{});
                 const float sum = merge(item, local, base, values);
                 const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
-                store_row(values, inverse, item.head_dim, row_of<Out>(item.out, item, head, r));
+                store_row(values, inverse, item.value_dim, row_of<Out>(item.out, item, head, r));
                 const std::int64_t q_head =
                     std::int64_t{item.kv_head + head} * item.group + r % item.group;
                 const std::int64_t at = q_head * item.lse_stride + r / item.group;
@@ -53,14 +54,14 @@ class Finish {
 
     // Adds up the states' values, relative to exp2(base), and returns the sum of their sums.
     static float merge(const FinishItem& item, std::int64_t local, float base, float* values) {
-        const std::int64_t stride = round_up(item.head_dim, kLanePadding);
+        const std::int64_t stride = round_up(item.value_dim, kLanePadding);
         float sum = 0;
         for (int s = 0; s < item.splits; ++s) {
             const std::int64_t row = s * item.step + local;
             const float weight = __builtin_exp2f(item.state.max[row] - base);
             sum += weight * item.state.sum[row];
             const float* part = item.state.values + row * stride;
-            for (int i = 0; i < item.head_dim; i += Isa::width) {
+            for (int i = 0; i < item.value_dim; i += Isa::width) {
                 const f32 total = Isa::template load<f32>(values + i);
                 Isa::store(values + i,
                            Isa::fma(Isa::template load<f32>(part + i), Isa::splat(weight), total));
@@ -70,15 +71,15 @@ class Finish {
     }
 
     template <class Out>
-    static void store_row(const float* values, float factor, int head_dim, Out* out) {
+    static void store_row(const float* values, float factor, int value_dim, Out* out) {
         int i = 0;
-        for (; i + Isa::width <= head_dim; i += Isa::width) {
+        for (; i + Isa::width <= value_dim; i += Isa::width) {
             Isa::narrow(out + i, Isa::template load<f32>(values + i) * factor);
         }
-        if (i < head_dim) {
+        if (i < value_dim) {
             Out lanes[Isa::width];
             Isa::narrow(lanes, Isa::template load<f32>(values + i) * factor);
-            for (int j = 0; i + j < head_dim; ++j) out[i + j] = lanes[j];
+            for (int j = 0; i + j < value_dim; ++j) out[i + j] = lanes[j];
         }
     }
 };

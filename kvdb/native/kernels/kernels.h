@@ -15,7 +15,7 @@
 
 namespace kvdb {
 
-// [heads, tokens, head_dim], last dimension contiguous, strides in elements.
+// [heads, tokens, dimensions], last dimension contiguous, strides in elements.
 struct Rows {
     void* data;
     std::int64_t head_stride;
@@ -25,7 +25,7 @@ struct Rows {
 // Softmax attention before the division: for each row the sum of exp2(s - max) * value, the sum of
 // exp2(s - max), and max, where s = q.k * scale * log2(e). An item's rows are [heads][rows].
 struct State {
-    float* values;  // [heads][rows][head_dim rounded up to kLanePadding]
+    float* values;  // [heads][rows][value_dim rounded up to kLanePadding]
     float* max;
     float* sum;
     std::int64_t rows;  // kDecodeRowsMax, or rounded up to kPrefillRowPadding
@@ -85,7 +85,7 @@ struct FinishItem {
     float* top;  // optional, as lse: the largest q.k, which is top_factor times the maximum kept
     float top_factor;
     std::int64_t lse_stride;
-    int kv_head, heads, group, head_dim;
+    int kv_head, heads, group, value_dim;
     std::int64_t row_begin, row_end;
 };
 
@@ -99,11 +99,11 @@ struct RetrievedItem {
     const float* scores;  // q.k of each
     std::int64_t count;
     float scale;
-    const float* state_out;  // [head_dim]
+    const float* state_out;  // [value_dim]
     float state_lse;
-    const float* tail_out;  // [head_dim] of another state, or null
+    const float* tail_out;  // [value_dim] of another state, or null
     float tail_lse;
-    void* out;  // [head_dim]
+    void* out;  // [value_dim]
     Dtype out_dtype;
     float* lse;
 };
@@ -140,7 +140,7 @@ struct CopyItem {
 inline constexpr int kDecodeRowsMax = 16;      // more rows than this are worth packing keys for
 inline constexpr int kPrefillRowPadding = 96;  // states and scratch of prefill hold rows rounded up
                                                // to this, those of decode kDecodeRowsMax
-inline constexpr int kLanePadding = 32;        // and head_dim rounded up to this
+inline constexpr int kLanePadding = 32;        // and dimensions rounded up to this
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t step) {
     return (value + step - 1) / step * step;
@@ -156,10 +156,10 @@ using CopyKernel = bool (*)(const CopyItem&);
 struct Kernels {
     AttendKernel decode[kDtypes];
     AttendKernel prefill[kDtypes];
-    std::size_t (*decode_scratch_bytes)(int head_dim, int heads, std::int64_t rows);
-    std::size_t (*prefill_scratch_bytes)(int head_dim, std::int64_t rows);
+    std::size_t (*decode_scratch_bytes)(const Geometry& geometry, int heads, std::int64_t rows);
+    std::size_t (*prefill_scratch_bytes)(const Geometry& geometry, std::int64_t rows);
     AttendKernel decode_quantized[kQuantizedFormats];
-    std::size_t (*quantized_scratch_bytes)(int head_dim, int heads, std::int64_t rows);
+    std::size_t (*quantized_scratch_bytes)(const Geometry& geometry, int heads, std::int64_t rows);
     void (*finish)(const FinishItem&);
     RetrievedKernel retrieved[kDtypes];
     RotateKernel rotate[kDtypes];

@@ -20,17 +20,19 @@ class PackedTile {
     static constexpr int panel = Isa::tile_vectors * Isa::width;
     static_assert(tile_tokens % panel == 0);
 
-    static std::size_t scratch_floats(int head_dim) {
-        return std::size_t{2} * tile_tokens * round_up(head_dim, kLanePadding);
+    static std::size_t scratch_floats(const Geometry& geometry) {
+        return std::size_t{tile_tokens} * (round_up(geometry.head_dim, kLanePadding) +
+                                           round_up(geometry.value_dim, kLanePadding));
     }
 
-    PackedTile(int head_dim, float* scratch)
-        : head_dim_(head_dim),
-          stride_(static_cast<int>(round_up(head_dim, kLanePadding))),
-          lanes_(head_dim / Op::per_lane),
+    PackedTile(const Geometry& geometry, float* scratch)
+        : head_dim_(geometry.head_dim),
+          value_dim_(geometry.value_dim),
+          value_stride_(geometry.value_stride()),
+          lanes_(head_dim_ / Op::per_lane),
           depth_(static_cast<int>(round_up(lanes_, Product::depth_step))),
           keys_(scratch),
-          values_(scratch + tile_tokens * stride_) {}
+          values_(scratch + tile_tokens * round_up(head_dim_, kLanePadding)) {}
 
     void pack(const Tile<groups>& tile, const Gathered<Isa, T, groups>& loaded) {
         pack_keys(tile, loaded);
@@ -73,19 +75,19 @@ class PackedTile {
     void pack_values(const Tile<groups>& tile, const Gathered<Isa, T, groups>& loaded) {
         const int packed = tile.group_count() * kGroup / Op::per_lane;
         value_depth_ = static_cast<int>(round_up(packed, Product::depth_step));
-        for (int i = packed * panel_width(0); packed < value_depth_ && i < value_depth_ * stride_;
-             ++i) {
+        const int floats = value_depth_ * static_cast<int>(round_up(value_dim_, kLanePadding));
+        for (int i = packed * panel_width(0); packed < value_depth_ && i < floats; ++i) {
             values_[i] = 0;
         }
         for (int k = 0; k < packed; ++k) {
             const int token = k * Op::per_lane;
-            const T* value = loaded.values[token / kGroup] + token % kGroup * head_dim_;
-            for (int d = 0; d < head_dim_; d += Op::value_dims) {
+            const T* value = loaded.values[token / kGroup] + token % kGroup * value_stride_;
+            for (int d = 0; d < value_dim_; d += Op::value_dims) {
                 f32 v[Op::value_vectors];
-                if (d + Op::value_dims <= head_dim_) {
-                    Op::load_values(value + d, head_dim_, v);
+                if (d + Op::value_dims <= value_dim_) {
+                    Op::load_values(value + d, value_stride_, v);
                 } else {
-                    Op::load_values_tail(value + d, head_dim_, head_dim_ - d, v);
+                    Op::load_values_tail(value + d, value_stride_, value_dim_ - d, v);
                 }
                 for (int i = 0; i < Op::value_vectors; ++i) {
                     const int dim = d + i * Isa::width;
@@ -99,12 +101,11 @@ class PackedTile {
     }
 
     int panel_width(int first_dim) const {
-        const auto left = static_cast<int>(round_up(head_dim_, Op::value_dims)) - first_dim;
+        const auto left = static_cast<int>(round_up(value_dim_, Op::value_dims)) - first_dim;
         return left < panel ? left : panel;
     }
 
-    const int head_dim_;
-    const int stride_;
+    const int head_dim_, value_dim_, value_stride_;
     const int lanes_;
     const int depth_;
     float* const keys_;

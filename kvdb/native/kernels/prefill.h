@@ -33,23 +33,24 @@ class Prefill {
   public:
     static void run(const AttendItem& item) { Prefill(item).run(); }
 
-    static std::size_t scratch_floats(int head_dim, std::int64_t rows) {
-        const std::int64_t stride = round_up(head_dim, kLanePadding);
+    static std::size_t scratch_floats(const Geometry& geometry, std::int64_t rows) {
+        const std::int64_t stride = round_up(geometry.head_dim, kLanePadding);
         return round_up(rows, Product::rows) * stride + block_rows * tile_tokens + block_rows +
-               Packed::scratch_floats(head_dim) + Loaded::scratch_elements(head_dim);
+               Packed::scratch_floats(geometry) + Loaded::scratch_elements(geometry);
     }
 
   private:
     explicit Prefill(const AttendItem& item)
         : item_(item),
           rows_(item.row_end - item.row_begin),
-          head_dim_(item.geometry.head_dim),
-          stride_(round_up(head_dim_, kLanePadding)),
+          value_dim_(item.geometry.value_dim),
+          query_stride_(round_up(item.geometry.head_dim, kLanePadding)),
+          stride_(round_up(value_dim_, kLanePadding)),
           query_(reinterpret_cast<float*>(item.scratch)),
-          scores_(query_ + round_up(rows_, Product::rows) * stride_),
+          scores_(query_ + round_up(rows_, Product::rows) * query_stride_),
           decay_(scores_ + block_rows * tile_tokens),
-          packed_(head_dim_, decay_ + block_rows),
-          gathered_(decay_ + block_rows + Packed::scratch_floats(head_dim_)) {}
+          packed_(item.geometry, decay_ + block_rows),
+          gathered_(decay_ + block_rows + Packed::scratch_floats(item.geometry)) {}
 
     void run() {
         start();
@@ -64,7 +65,7 @@ class Prefill {
             attend(tiles[i], tiles[i ^ 1]);
         }
         for (std::int64_t r = 0; r < rows_; ++r) {
-            Op::order_sums(item_.state.values + r * stride_, head_dim_);
+            Op::order_sums(item_.state.values + r * stride_, value_dim_);
         }
     }
 
@@ -74,14 +75,14 @@ class Prefill {
         if (tile.view != view_) load_queries(tile);
         if (tile.any_hidden()) mark_hidden(tile);
         packed_.pack(tile, loaded);
-        const std::int64_t products = tile_tokens / panel + head_dim_ / panel;
+        const std::int64_t products = tile_tokens / panel + value_dim_ / panel;
         ahead_.begin(item_.geometry, next, item_.kv_head, rows_ / Product::rows * products + 1);
         for (std::int64_t r = 0; r < rows_; r += block_rows) attend(tile, r);
     }
 
     void start() {
         const std::int64_t padded = round_up(rows_, Product::rows);
-        for (std::int64_t i = 0; i < padded * stride_; ++i) query_[i] = 0;
+        for (std::int64_t i = 0; i < padded * query_stride_; ++i) query_[i] = 0;
         for (std::int64_t i = 0; i < padded * stride_; ++i) item_.state.values[i] = 0;
         for (std::int64_t r = 0; r < round_up(rows_, block_rows); ++r) {
             item_.state.max[r] = -__builtin_inff();
@@ -100,7 +101,7 @@ class Prefill {
     }
 
     void load_query(std::int64_t row, std::int32_t view) {
-        Rotate<Isa, T>::load_query(query_ + row * stride_,
+        Rotate<Isa, T>::load_query(query_ + row * query_stride_,
                                    row_of<const T>(item_.query, item_, 0, item_.row_begin + row),
                                    item_, view);
     }
@@ -119,7 +120,8 @@ class Prefill {
             for (std::int64_t r = 0; r < padded; r += Product::rows) {
                 ahead_.step();
                 product_.template scaled<Isa::tile_vectors>(
-                    query_ + (first + r) * stride_, stride_, packed_.keys(t), packed_.depth(),
+                    query_ + (first + r) * query_stride_, query_stride_, packed_.keys(t),
+                    packed_.depth(),
                     scores_ + r * tile_tokens + t, tile_tokens, item_.scale_log2e);
             }
         }
@@ -128,7 +130,7 @@ class Prefill {
         }
 
         const int used = weights_end(tokens) / Op::per_lane;
-        for (int d = 0; d < round_up(head_dim_, Op::value_dims); d += panel) {
+        for (int d = 0; d < round_up(value_dim_, Op::value_dims); d += panel) {
             for (std::int64_t r = 0; r < padded; r += Product::rows) {
                 ahead_.step();
                 add(packed_.value_vectors(d), scores_ + r * tile_tokens, packed_.values(d), used,
@@ -224,9 +226,10 @@ class Prefill {
 
     const AttendItem& item_;
     const std::int64_t rows_;
-    const int head_dim_;
-    const std::int64_t stride_;
-    float* const query_;   // [rows][stride]
+    const int value_dim_;
+    const std::int64_t query_stride_;
+    const std::int64_t stride_;  // of what is added up
+    float* const query_;         // [rows][query_stride]
     float* const scores_;  // [block_rows][tile_tokens], then weights
     float* const decay_;   // [block_rows]
     Packed packed_;

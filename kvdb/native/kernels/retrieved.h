@@ -17,28 +17,30 @@ class Retrieved {
 
   public:
     static void run(const RetrievedItem& item) {
-        alignas(64) float sums[kHeadDimMax] = {};
+        alignas(64) float sums[kHeadDimMax];
+        clear(sums, item.geometry.value_dim);
         const float top = largest(item);
         float total = 0;
         if (item.state_lse > -__builtin_inff()) {
             total = __builtin_expf(item.state_lse - top);
-            for (int i = 0; i < item.geometry.head_dim; ++i) sums[i] = total * item.state_out[i];
+            for (int i = 0; i < item.geometry.value_dim; ++i) sums[i] = total * item.state_out[i];
         }
         if (item.tail_lse > -__builtin_inff()) {
             const float weight = __builtin_expf(item.tail_lse - top);
-            for (int i = 0; i < item.geometry.head_dim; ++i) sums[i] += weight * item.tail_out[i];
+            for (int i = 0; i < item.geometry.value_dim; ++i) sums[i] += weight * item.tail_out[i];
             total += weight;
         }
         const bool quantized = item.count && format_of(item.table[0]) != BlockFormat::raw;
-        alignas(64) float rotated[kHeadDimMax] = {};
+        alignas(64) float rotated[kHeadDimMax];
+        if (quantized) clear(rotated, item.geometry.value_dim);
         for (std::int64_t t = 0; t < item.count; t += kChunk) {
             const int count = item.count - t < kChunk ? static_cast<int>(item.count - t) : kChunk;
             total += quantized ? add_quantized(item, t, count, top, rotated)
                                : add(item, t, count, top, sums);
         }
         if (quantized) {
-            simd::Hadamard<Isa>::rotate_back(rotated, item.geometry.head_dim);
-            for (int i = 0; i < item.geometry.head_dim; ++i) sums[i] += rotated[i];
+            simd::Hadamard<Isa>::rotate_back(rotated, item.geometry.value_dim);
+            for (int i = 0; i < item.geometry.value_dim; ++i) sums[i] += rotated[i];
         }
         const float inverse = total > 0 ? 1 / total : 0.0f;
         *item.lse = total > 0 ? top + __builtin_logf(total) : -__builtin_inff();
@@ -51,6 +53,11 @@ class Retrieved {
     }
 
   private:
+    // Whole vectors: as many as are added up.
+    static void clear(float* sums, int dims) {
+        for (int i = 0; i < dims; i += Isa::width) Isa::store(sums + i, f32{});
+    }
+
     // The largest of the scaled scores and the states' lse; 0 if there are none.
     static float largest(const RetrievedItem& item) {
         float top = -__builtin_inff();
@@ -84,7 +91,7 @@ class Retrieved {
         for (int t = 0; t < count; ++t) {
             if (weights[t] == 0) continue;
             rows[kept] = row(item, item.ids[first + t]);
-            for (std::size_t i = 0; i < item.geometry.row_bytes(); i += 64) {
+            for (std::size_t i = 0; i < item.geometry.value_row_bytes(); i += 64) {
                 __builtin_prefetch(reinterpret_cast<const std::byte*>(rows[kept]) + i);
             }
             total += weights[t];
@@ -96,9 +103,9 @@ class Retrieved {
             weights[t] = 0;
         }
         for (int t = 0; t < padded; t += kTogether) {
-            const int head_dim = item.geometry.head_dim;
-            for (int i = 0; i < head_dim; i += Isa::width) {
-                add_step(rows + t, weights + t, i, i + Isa::width > head_dim, sums + i);
+            const int value_dim = item.geometry.value_dim;
+            for (int i = 0; i < value_dim; i += Isa::width) {
+                add_step(rows + t, weights + t, i, i + Isa::width > value_dim, sums + i);
             }
         }
         return total;
@@ -147,20 +154,20 @@ class Retrieved {
         const std::int64_t block = token / item.geometry.block_size;
         const auto* base = reinterpret_cast<const std::byte*>(item.table[block]);
         return reinterpret_cast<const T*>(
-            base + item.geometry.plane_bytes() + item.kv_head * item.geometry.head_bytes() +
-            (token - block * item.geometry.block_size) * item.geometry.row_bytes());
+            base +
+            item.geometry.value_at(item.kv_head, token - block * item.geometry.block_size));
     }
 
     template <class Out>
     static void write(const RetrievedItem& item, const float* sums, float factor, Out* out) {
-        for (int i = 0; i < item.geometry.head_dim; i += Isa::width) {
+        for (int i = 0; i < item.geometry.value_dim; i += Isa::width) {
             const f32 v = Isa::template load<f32>(sums + i) * factor;
-            if (i + Isa::width <= item.geometry.head_dim) {
+            if (i + Isa::width <= item.geometry.value_dim) {
                 Isa::narrow(out + i, v);
             } else {
                 Out lanes[Isa::width];
                 Isa::narrow(lanes, v);
-                for (int j = 0; i + j < item.geometry.head_dim; ++j) out[i + j] = lanes[j];
+                for (int j = 0; i + j < item.geometry.value_dim; ++j) out[i + j] = lanes[j];
             }
         }
     }

@@ -31,7 +31,18 @@ bool TileHead::all_hidden() const {
     return true;
 }
 
-void RunCursor::next(TileHead& tile, const std::byte** start, const std::byte** rows, int limit) {
+// A whole group in place, or rows of one.
+void RunCursor::Addresses::put(int filled, int take, const std::byte* row,
+                               std::size_t row_bytes) const {
+    if (take == kGroup) {
+        start[filled / kGroup] = row;
+        return;
+    }
+    start[filled / kGroup] = nullptr;
+    for (int i = 0; i < take; ++i) rows[filled + i] = row + row_bytes * i;
+}
+
+void RunCursor::next(TileHead& tile, const Addresses& keys, const Addresses& values, int limit) {
     const Placement* placement = run_.placement;
     tile.begin = token_;
     if (placement) {
@@ -42,8 +53,7 @@ void RunCursor::next(TileHead& tile, const std::byte** start, const std::byte** 
     int filled = 0;
     while (filled < limit && block_ < run_.blocks) {
         const int left = run_.counts[block_] - slot_;
-        const auto* row =
-            reinterpret_cast<const std::byte*>(run_.table[block_]) + row_bytes_ * slot_;
+        const auto* block = reinterpret_cast<const std::byte*>(run_.table[block_]);
         int take = std::min({left, kGroup - filled % kGroup, limit - filled});
         if (placement && take > 0) {
             const std::int32_t view = view_of(*placement, block_);
@@ -51,11 +61,9 @@ void RunCursor::next(TileHead& tile, const std::byte** start, const std::byte** 
             if (view != tile.view) break;
             tile.hidden[filled / 64] |= hidden_bits(*placement, block_, slot_, take) << filled % 64;
         }
-        if (take == kGroup) {
-            start[filled / kGroup] = row;
-        } else if (take > 0) {
-            start[filled / kGroup] = nullptr;
-            for (int i = 0; i < take; ++i) rows[filled + i] = row + row_bytes_ * i;
+        if (take > 0) {
+            keys.put(filled, take, block + key_bytes_ * slot_, key_bytes_);
+            values.put(filled, take, block + values_at_ + value_bytes_ * slot_, value_bytes_);
         }
         filled += take;
         slot_ += take;

@@ -31,7 +31,7 @@ struct Run {
 // Kernels see groups of 16 consecutive tokens instead of blocks. If the 16 rows are contiguous,
 // `start` is the address of the first, and they are used in place. If they are not (at the ragged
 // end of a block, or with odd block sizes), it is null, and the rows are copied together from their
-// own addresses. Addresses are those of KV head 0's keys.
+// own addresses. Addresses are those of KV head 0's keys, and of its values.
 inline constexpr int kGroup = 16;
 
 //
@@ -53,6 +53,8 @@ struct Tile : TileHead {
     static_assert(tokens_max <= 64 * words);
     const std::byte* start[groups];
     const std::byte* rows[tokens_max];
+    const std::byte* value_start[groups];  // where `start` is not null
+    const std::byte* value_rows[tokens_max];
 
     int group_count() const { return (count + kGroup - 1) / kGroup; }
     int tokens_in(int group) const {
@@ -65,22 +67,36 @@ class RunCursor {
     // Starts at the first token of a block, at run position `token`, and ends at position `end`.
     RunCursor(const Geometry& geometry, const Run& run, std::int64_t block, std::int64_t token,
               std::int64_t end)
-        : run_(run), row_bytes_(geometry.row_bytes()), block_(block), token_(token), end_(end) {}
+        : run_(run),
+          key_bytes_(geometry.key_row_bytes()),
+          value_bytes_(geometry.value_stride_bytes()),
+          values_at_(geometry.values_at()),
+          block_(block),
+          token_(token),
+          end_(end) {}
 
     // Returns false behind the last token.
     template <int groups>
     bool next(Tile<groups>& tile) {
         do {
-            next(tile, tile.start, tile.rows, groups * kGroup);
+            next(tile, {tile.start, tile.rows}, {tile.value_start, tile.value_rows},
+                 groups * kGroup);
         } while (run_.placement && tile.count > 0 && tile.all_hidden());
         return tile.count > 0;
     }
 
   private:
-    void next(TileHead& tile, const std::byte** start, const std::byte** rows, int limit);
+    // The addresses of a tile's keys, or values.
+    struct Addresses {
+        const std::byte** start;
+        const std::byte** rows;
+
+        void put(int filled, int take, const std::byte* row, std::size_t row_bytes) const;
+    };
+    void next(TileHead& tile, const Addresses& keys, const Addresses& values, int limit);
 
     const Run& run_;
-    const std::size_t row_bytes_;
+    const std::size_t key_bytes_, value_bytes_, values_at_;
     std::int64_t block_;
     std::int64_t token_;
     const std::int64_t end_;

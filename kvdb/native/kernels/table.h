@@ -20,7 +20,7 @@ struct Table {
     template <class T>
     static void decode(const AttendItem& item) {
         if constexpr (Isa::has_tiles && std::is_same_v<T, BFloat16>) {
-            if (DecodeTiles<Isa>::takes(item.geometry.head_dim)) return DecodeTiles<Isa>::run(item);
+            if (DecodeTiles<Isa>::takes(item.geometry)) return DecodeTiles<Isa>::run(item);
         }
         Decode<Isa, T>::run(item);
     }
@@ -28,17 +28,18 @@ struct Table {
     static void prefill(const AttendItem& item) {
         Prefill<Isa, T>::run(item);
     }
-    static std::size_t decode_scratch_bytes(int head_dim, int heads, std::int64_t rows) {
-        std::size_t floats = Decode<Isa, float>::scratch_floats(head_dim, heads, rows);
+    static std::size_t decode_scratch_bytes(const Geometry& geometry, int heads,
+                                            std::int64_t rows) {
+        std::size_t floats = Decode<Isa, float>::scratch_floats(geometry, heads, rows);
         if constexpr (Isa::has_tiles) {
-            const std::size_t tiled = DecodeTiles<Isa>::scratch_floats(head_dim, heads);
+            const std::size_t tiled = DecodeTiles<Isa>::scratch_floats(geometry, heads);
             if (tiled > floats) floats = tiled;
         }
         return sizeof(float) * floats;
     }
-    static std::size_t prefill_scratch_bytes(int head_dim, std::int64_t rows) {
-        const std::size_t halves = Prefill<Isa, BFloat16>::scratch_floats(head_dim, rows);
-        const std::size_t floats = Prefill<Isa, float>::scratch_floats(head_dim, rows);
+    static std::size_t prefill_scratch_bytes(const Geometry& geometry, std::int64_t rows) {
+        const std::size_t halves = Prefill<Isa, BFloat16>::scratch_floats(geometry, rows);
+        const std::size_t floats = Prefill<Isa, float>::scratch_floats(geometry, rows);
         return sizeof(float) * (halves > floats ? halves : floats);
     }
 

@@ -28,11 +28,11 @@ std::byte* row_at(const Geometry& geometry, const Table& table, std::int64_t tok
 }
 
 // each(head, plane), in parallel if n tokens are worth it; the tokens of one plane keep their
-// order.
+// order. planes: 1 for keys alone, 2 for values too.
 template <class Each>
-void for_each_plane(const Geometry& geometry, std::int64_t n, Each&& each) {
-    for_each(2 * geometry.kv_heads, payload_bytes(geometry, n), [&](std::int64_t index) {
-        each(static_cast<int>(index / 2), static_cast<Plane>(index % 2));
+void for_each_plane(const Geometry& geometry, int planes, std::int64_t n, Each&& each) {
+    for_each(planes * geometry.kv_heads, payload_bytes(geometry, n), [&](std::int64_t index) {
+        each(static_cast<int>(index / planes), static_cast<Plane>(index % planes));
     });
 }
 
@@ -43,23 +43,24 @@ void place(const Geometry& geometry, const Table& from, std::int64_t from_start,
     check_range(geometry, from, from_start, n, "place: source");
     check_range(geometry, to, to_start, n, "place: target");
     const RotateKernel rotate = current_kernels().rotate[static_cast<int>(geometry.dtype)];
-    const auto row_bytes = static_cast<std::int64_t>(geometry.row_bytes());
+    const auto key_bytes = static_cast<std::int64_t>(geometry.key_row_bytes());
     for_each_piece(geometry, from_start, to_start, n, [&](const Span& source, const Span& into) {
         for (int head = 0; head < geometry.kv_heads; ++head) {
             rotate({
                 .to = block_rows(geometry, to, into, head, Plane::key),
                 .from = block_rows(geometry, from, source, head, Plane::key),
-                .to_stride = row_bytes,
-                .from_stride = row_bytes,
+                .to_stride = key_bytes,
+                .from_stride = key_bytes,
                 .rows = source.tokens,
                 .head_dim = geometry.head_dim,
                 .rotation = rotation,
                 .direction = 1,
                 .to_float = false,
             });
+            if (!geometry.own_values()) continue;
             std::memcpy(block_rows(geometry, to, into, head, Plane::value),
                         block_rows(geometry, from, source, head, Plane::value),
-                        geometry.row_bytes() * source.tokens);
+                        geometry.value_row_bytes() * source.tokens);
         }
     });
 }
@@ -68,10 +69,12 @@ void scatter(const Geometry& geometry, const Table& from, std::int64_t from_star
              const Positions& positions) {
     check_range(geometry, from, from_start, positions.count, "scatter: source");
     check_positions(geometry, to, positions, "scatter");
-    for_each_plane(geometry, positions.count, [&](int head, Plane plane) {
+    const auto planes = static_cast<int>(planes_of(geometry).size());
+    for_each_plane(geometry, planes, positions.count, [&](int head, Plane plane) {
         for (std::int64_t i = 0; i < positions.count; ++i) {
             std::memcpy(row_at(geometry, to, positions.at[i], head, plane),
-                        row_at(geometry, from, from_start + i, head, plane), geometry.row_bytes());
+                        row_at(geometry, from, from_start + i, head, plane),
+                        row_bytes(geometry, plane));
         }
     });
 }
@@ -79,12 +82,12 @@ void scatter(const Geometry& geometry, const Table& from, std::int64_t from_star
 void gather_at(const Geometry& geometry, const Table& table, const Positions& positions,
                const Rows& keys, const Rows& values) {
     check_positions(geometry, table, positions, "gather_at");
-    for_each_plane(geometry, positions.count, [&](int head, Plane plane) {
+    for_each_plane(geometry, values.data ? 2 : 1, positions.count, [&](int head, Plane plane) {
         const Rows& rows = plane == Plane::key ? keys : values;
         for (std::int64_t i = 0; i < positions.count; ++i) {
             std::memcpy(array_rows(geometry, rows, i, head),
                         row_at(geometry, table, positions.at[i], head, plane),
-                        geometry.row_bytes());
+                        row_bytes(geometry, plane));
         }
     });
 }
@@ -94,7 +97,7 @@ void rotate_back(const Geometry& geometry, int heads, std::int64_t n, const Rows
     const RotateKernel rotate = current_kernels().rotate[static_cast<int>(geometry.dtype)];
     const auto from_bytes = static_cast<std::int64_t>(geometry.element_bytes());
     const std::int64_t to_bytes = to_float ? 4 : from_bytes;
-    for_each(heads, geometry.row_bytes() * heads * n, [&](std::int64_t head) {
+    for_each(heads, geometry.key_row_bytes() * heads * n, [&](std::int64_t head) {
         rotate({
             .to = static_cast<std::byte*>(out.data) + head * out.head_stride * to_bytes,
             .from = static_cast<const std::byte*>(rows.data) + head * rows.head_stride * from_bytes,

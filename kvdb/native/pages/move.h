@@ -19,7 +19,7 @@ struct Positions {
 void scatter(const Geometry& geometry, const Table& from, std::int64_t from_start, const Table& to,
              const Positions& positions);
 
-// Reads the tokens at the positions.
+// Reads the tokens at the positions. values: as in `gather`.
 void gather_at(const Geometry& geometry, const Table& table, const Positions& positions,
                const Rows& keys, const Rows& values);
 

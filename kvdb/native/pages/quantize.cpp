@@ -9,7 +9,15 @@
 namespace kvdb {
 
 void check_format(const Geometry& geometry, BlockFormat format) {
-    if (format != BlockFormat::raw && geometry.block_size % kQuantizedGroup != 0) {
+    if (format == BlockFormat::raw) return;
+    if (!geometry.symmetric() || geometry.head_dim > kQuantizedDimMax) {
+        throw std::invalid_argument(
+            "keys have " + std::to_string(geometry.head_dim) + " numbers and values " +
+            std::to_string(geometry.value_dim) + (geometry.values_in_keys ? ", in the keys" : "") +
+            "; quantized blocks hold keys and values of as many, " +
+            std::to_string(kQuantizedDimMax) + " at most, apart from each other");
+    }
+    if (geometry.block_size % kQuantizedGroup != 0) {
         throw std::invalid_argument("block_size is " + std::to_string(geometry.block_size) +
                                     "; quantized blocks hold a multiple of " +
                                     std::to_string(kQuantizedGroup) + " tokens");
@@ -125,6 +133,9 @@ std::int64_t payload_bytes(const Geometry& geometry, const Run& run) {
 }
 
 std::int64_t value_bytes(const Geometry& geometry, BlockFormat format) {
+    if (format == BlockFormat::raw) {
+        return static_cast<std::int64_t>(geometry.kv_heads * geometry.value_row_bytes());
+    }
     const BlockFormat alike = format == BlockFormat::int8_int4 ? BlockFormat::int4 : format;
     return static_cast<std::int64_t>(block_bytes(geometry, alike)) / (2 * geometry.block_size);
 }

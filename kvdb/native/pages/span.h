@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -45,8 +46,8 @@ inline void check_range(const Geometry& geometry, const Table& table, std::int64
 inline std::byte* block_rows(const Geometry& geometry, const Table& table, const Span& span,
                              int head, Plane plane) {
     return reinterpret_cast<std::byte*>(table.blocks[span.block]) +
-           static_cast<int>(plane) * geometry.plane_bytes() + head * geometry.head_bytes() +
-           span.slot * geometry.row_bytes();
+           (plane == Plane::key ? geometry.key_at(head, span.slot)
+                                : geometry.value_at(head, span.slot));
 }
 
 inline std::byte* array_rows(const Geometry& geometry, const Rows& rows, std::int64_t offset,
@@ -54,6 +55,17 @@ inline std::byte* array_rows(const Geometry& geometry, const Rows& rows, std::in
     return static_cast<std::byte*>(rows.data) +
            (head * rows.head_stride + offset * rows.token_stride) *
                static_cast<std::int64_t>(geometry.element_bytes());
+}
+
+// The bytes of a row of a plane, and from one to the next: what is stored of keys, or of values.
+inline std::size_t row_bytes(const Geometry& geometry, Plane plane) {
+    return plane == Plane::key ? geometry.key_row_bytes() : geometry.value_row_bytes();
+}
+
+// The planes that a block has.
+inline std::span<const Plane> planes_of(const Geometry& geometry) {
+    static constexpr Plane both[] = {Plane::key, Plane::value};
+    return {both, geometry.own_values() ? std::size_t{2} : std::size_t{1}};
 }
 
 // each(index) for [0, items), in parallel if `bytes` are worth it.
@@ -65,7 +77,7 @@ inline void for_each(std::int64_t items, std::size_t bytes, Each&& each) {
 }
 
 inline std::size_t payload_bytes(const Geometry& geometry, std::int64_t n) {
-    return 2 * geometry.kv_heads * geometry.row_bytes() * n;
+    return geometry.token_bytes() * n;
 }
 
 // each(source, into) for the parts of [from_start, from_start + n) that lie in one block of the

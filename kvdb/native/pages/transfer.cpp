@@ -36,11 +36,12 @@ bool is_finite(const std::byte* element, Dtype dtype) {
 NotFinite find_not_finite(const Geometry& geometry, std::int64_t n, const Rows& keys,
                           const Rows& values) {
     for (std::int64_t token = 0; token < n; ++token) {
-        for (const Plane plane : {Plane::key, Plane::value}) {
+        for (const Plane plane : planes_of(geometry)) {
             const Rows& rows = plane == Plane::key ? keys : values;
             for (int head = 0; head < geometry.kv_heads; ++head) {
                 const std::byte* row = array_rows(geometry, rows, token, head);
-                for (int i = 0; i < geometry.head_dim; ++i, row += geometry.element_bytes()) {
+                const int dims = plane == Plane::key ? geometry.head_dim : geometry.value_dim;
+                for (int i = 0; i < dims; ++i, row += geometry.element_bytes()) {
                     if (!is_finite(row, geometry.dtype)) return {plane, head, token};
                 }
             }
@@ -52,13 +53,13 @@ NotFinite find_not_finite(const Geometry& geometry, std::int64_t n, const Rows& 
 // Without the sign, bits have the order of the absolute values, so the largest decides for all
 // elements.
 template <class T>
-bool rows_finite(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows,
+bool rows_finite(const Geometry& geometry, int heads, std::int64_t n, int dims, const Rows& rows,
                  T infinity) {
     T largest = 0;
     for (int head = 0; head < heads; ++head) {
         for (std::int64_t token = 0; token < n; ++token) {
             const auto* row = reinterpret_cast<const T*>(array_rows(geometry, rows, token, head));
-            for (int i = 0; i < geometry.head_dim; ++i) {
+            for (int i = 0; i < dims; ++i) {
                 const auto bits =
                     static_cast<T>(row[i] & static_cast<T>(static_cast<T>(~T{0}) >> 1));
                 largest = bits > largest ? bits : largest;
@@ -70,14 +71,14 @@ bool rows_finite(const Geometry& geometry, int heads, std::int64_t n, const Rows
 
 }  // namespace
 
-bool finite(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows) {
+bool finite(const Geometry& geometry, int heads, std::int64_t n, int dims, const Rows& rows) {
     switch (geometry.dtype) {
         case Dtype::float32:
-            return rows_finite<std::uint32_t>(geometry, heads, n, rows, 0x7f800000);
-        case Dtype::float16: return rows_finite<std::uint16_t>(geometry, heads, n, rows, 0x7c00);
+            return rows_finite<std::uint32_t>(geometry, heads, n, dims, rows, 0x7f800000);
+        case Dtype::float16: return rows_finite<std::uint16_t>(geometry, heads, n, dims, rows, 0x7c00);
         case Dtype::bfloat16: break;
     }
-    return rows_finite<std::uint16_t>(geometry, heads, n, rows, 0x7f80);
+    return rows_finite<std::uint16_t>(geometry, heads, n, dims, rows, 0x7f80);
 }
 
 std::optional<NotFinite> append(const Geometry& geometry, const Table& table, std::int64_t start,
@@ -89,16 +90,16 @@ std::optional<NotFinite> append(const Geometry& geometry, const Table& table, st
     std::atomic<bool> finite{true};
     const auto append_block = [&](std::int64_t index) {
         const Span span = span_in_block(start, n, geometry.block_size, index);
-        for (const Plane plane : {Plane::key, Plane::value}) {
+        for (const Plane plane : planes_of(geometry)) {
             const Rows& rows = plane == Plane::key ? keys : values;
             for (int head = 0; head < geometry.kv_heads; ++head) {
                 const bool passed = copy_finite(join_rows({
                     .to = block_rows(geometry, table, span, head, plane),
                     .from = array_rows(geometry, rows, span.offset, head),
-                    .to_stride = static_cast<std::int64_t>(geometry.row_bytes()),
+                    .to_stride = static_cast<std::int64_t>(row_bytes(geometry, plane)),
                     .from_stride = rows.token_stride * token_bytes,
                     .rows = span.tokens,
-                    .row_bytes = geometry.row_bytes(),
+                    .row_bytes = row_bytes(geometry, plane),
                     .stream = bytes > kStreamBytes,
                 }));
                 if (!passed) finite.store(false, std::memory_order_relaxed);
@@ -119,15 +120,18 @@ void gather(const Geometry& geometry, const Table& table, std::int64_t start, st
     for_each(blocks_touched(start, n, geometry.block_size), bytes, [&](std::int64_t index) {
         const Span span = span_in_block(start, n, geometry.block_size, index);
         for (const Plane plane : {Plane::key, Plane::value}) {
+            if (plane == Plane::value && !values.data) continue;
             const Rows& rows = plane == Plane::key ? keys : values;
             for (int head = 0; head < geometry.kv_heads; ++head) {
                 copy_rows(join_rows({
                     .to = array_rows(geometry, rows, span.offset, head),
                     .from = block_rows(geometry, table, span, head, plane),
                     .to_stride = rows.token_stride * token_bytes,
-                    .from_stride = static_cast<std::int64_t>(geometry.row_bytes()),
+                    .from_stride = static_cast<std::int64_t>(plane == Plane::key
+                                                                 ? geometry.key_row_bytes()
+                                                                 : geometry.value_stride_bytes()),
                     .rows = span.tokens,
-                    .row_bytes = geometry.row_bytes(),
+                    .row_bytes = row_bytes(geometry, plane),
                     .stream = bytes > kStreamBytes,
                 }));
             }
@@ -142,7 +146,7 @@ void copy(const Geometry& geometry, const Table& from, std::int64_t from_start, 
     const CopyKernel copy_rows = current_kernels().copy;
     const bool stream = payload_bytes(geometry, n) > kStreamBytes;
     for_each_piece(geometry, from_start, to_start, n, [&](const Span& source, const Span& into) {
-        for (const Plane plane : {Plane::key, Plane::value}) {
+        for (const Plane plane : planes_of(geometry)) {
             for (int head = 0; head < geometry.kv_heads; ++head) {
                 copy_rows({
                     .to = block_rows(geometry, to, into, head, plane),
@@ -150,7 +154,7 @@ void copy(const Geometry& geometry, const Table& from, std::int64_t from_start, 
                     .to_stride = 0,
                     .from_stride = 0,
                     .rows = 1,
-                    .row_bytes = geometry.row_bytes() * source.tokens,
+                    .row_bytes = row_bytes(geometry, plane) * source.tokens,
                     .stream = stream,
                 });
             }

@@ -20,15 +20,16 @@ struct NotFinite {
     std::int64_t token;  // of the input
 };
 
-// Writes n tokens at [start, start + n). If an element is NaN or infinite, returns the first such
-// token, keys before values; then what [start, start + n) holds is unspecified.
+// Writes n tokens at [start, start + n); values are not looked at where a block has none of its own.
+// If an element is NaN or infinite, returns the first such token, keys before values; then what
+// [start, start + n) holds is unspecified.
 std::optional<NotFinite> append(const Geometry& geometry, const Table& table, std::int64_t start,
                                 std::int64_t n, const Rows& keys, const Rows& values);
 
-// Whether every element of [heads, n, head_dim] is finite.
-bool finite(const Geometry& geometry, int heads, std::int64_t n, const Rows& rows);
+// Whether every element of [heads, n, dims], of the geometry's type, is finite.
+bool finite(const Geometry& geometry, int heads, std::int64_t n, int dims, const Rows& rows);
 
-// Reads n tokens from [start, start + n).
+// Reads n tokens from [start, start + n). values: may be null where a block has none of its own.
 void gather(const Geometry& geometry, const Table& table, std::int64_t start, std::int64_t n,
             const Rows& keys, const Rows& values);
 

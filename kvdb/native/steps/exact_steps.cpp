@@ -129,9 +129,9 @@ class ExactSteps {
 
     // Answers a step that shares nothing, with the same arithmetic as if there were no others.
     void read_alone(ExactStep& step) const {
-        const std::int64_t head_dim = geometry_.head_dim;
+        const std::int64_t value_dim = geometry_.value_dim;
         AttendCall all = call(step.query, 1, step.run);
-        all.out = {step.out, head_dim, head_dim};
+        all.out = {step.out, value_dim, value_dim};
         all.out_dtype = geometry_.dtype;
         all.lse = step.lse;
         all.top = step.top;
@@ -142,8 +142,9 @@ class ExactSteps {
     // One call whose queries are those of all steps, as if they were tokens of one session.
     void read(const SharedBlocks& blocks) {
         const auto n = static_cast<std::int64_t>(blocks.steps.size());
-        const std::int64_t head_dim = geometry_.head_dim, elements = q_heads_ * head_dim;
-        const std::size_t bytes = geometry_.row_bytes();
+        const std::int64_t head_dim = geometry_.head_dim, value_dim = geometry_.value_dim;
+        const std::int64_t elements = q_heads_ * value_dim;
+        const std::size_t bytes = geometry_.key_row_bytes();
         std::vector<std::byte> queries(n * q_heads_ * bytes);
         for (std::int64_t i = 0; i < n; ++i) {
             const Rows& query = steps_[blocks.steps[i]].query;
@@ -157,10 +158,10 @@ class ExactSteps {
         std::vector<float> out(n * elements), lse(n * q_heads_), top(n * q_heads_);
         const Run& run = steps_[blocks.steps[0]].run;
         AttendCall shared =
-            call({queries.data(), head_dim, elements}, n,
+            call({queries.data(), head_dim, q_heads_ * head_dim}, n,
                  {run.table + blocks.begin, run.counts + blocks.begin, blocks.end - blocks.begin,
                   blocks.begin == 0 ? run.placement : nullptr});
-        shared.out = {out.data(), head_dim, elements};
+        shared.out = {out.data(), value_dim, elements};
         shared.out_dtype = Dtype::float32;
         shared.lse = lse.data();
         shared.top = top.data();

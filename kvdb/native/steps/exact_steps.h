@@ -11,7 +11,7 @@ namespace kvdb {
 struct ExactStep {
     Rows query;  // [q_heads][1][head_dim] of the geometry's type
     Run run;
-    void* out;            // as the query, contiguous
+    void* out;            // [q_heads][1][value_dim] of the geometry's type, contiguous
     float* lse;           // [q_heads]
     float* top;           // [q_heads] the largest q.k, or null
     std::int64_t nbytes;  // out: of keys and values; of what was shared, the session's part

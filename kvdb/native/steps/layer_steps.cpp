@@ -152,10 +152,11 @@ class Answers {
     bool finite() const {
         return std::all_of(tokens_.begin(), tokens_.end(), [](const TokenStep& token) {
             LayerSteps& layer = *token.layer;
-            const std::int64_t head_dim = layer.geometry.head_dim;
+            const int value_dim = layer.geometry.value_dim;
             return std::all_of(layer.logs(), layer.logs() + layer.q_heads,
                                [](float x) { return std::isfinite(x); }) &&
-                   kvdb::finite(layer.geometry, layer.q_heads, 1, {token.out, head_dim, head_dim});
+                   kvdb::finite(layer.geometry, layer.q_heads, 1, value_dim,
+                                {token.out, value_dim, value_dim});
         });
     }
 
@@ -173,8 +174,10 @@ LayerSteps::LayerSteps(const Geometry& geometry, int q_heads, float scale)
     : geometry(geometry),
       q_heads(q_heads),
       scale(scale),
-      last_query_(q_heads * geometry.row_bytes()),
-      logs_(4 * q_heads) {}
+      last_query_(q_heads * geometry.key_row_bytes()),
+      logs_(4 * q_heads) {
+    check_attendable(geometry);
+}
 
 bool LayerSteps::goes_on() const {
     return course_.steps > 0 && !full() &&
@@ -190,7 +193,7 @@ bool LayerSteps::append(const TokenStep& token) {
     std::int64_t last = course_.blocks - 1;
     begins_block_ = course_.counts[last] == geometry.block_size;
     if (begins_block_) ++last;
-    if (!finite(geometry, q_heads, 1, token.q) ||
+    if (!finite(geometry, q_heads, 1, geometry.head_dim, token.q) ||
         kvdb::append(geometry, {course_.table + last, 1}, course_.counts[last], 1, token.k,
                      token.v)) {
         return false;
@@ -213,21 +216,21 @@ void LayerSteps::stop() {
 void LayerSteps::keep_last(std::int64_t most) {
     recent_most_ = most;
     recent_next_ = 0;
-    const std::size_t bytes = most * last_query_.size();
-    recent_.queries = std::vector<std::byte>(bytes);
-    recent_.answers = std::vector<std::byte>(bytes);
+    recent_.queries = std::vector<std::byte>(most * last_query_.size());
+    recent_.answers = std::vector<std::byte>(most * answer_bytes());
 }
 
 RecentSteps LayerSteps::recent() const {
-    const auto bytes = static_cast<std::ptrdiff_t>(last_query_.size());
     const std::int64_t held = std::min(recent_next_, recent_most_);
     const std::int64_t first = held ? (recent_next_ - held) % recent_most_ : 0;
-    const auto in_order = [&](const std::vector<std::byte>& ring) {
+    const auto in_order = [&](const std::vector<std::byte>& ring, std::size_t each) {
+        const auto bytes = static_cast<std::ptrdiff_t>(each);
         std::vector<std::byte> bits(ring.begin() + first * bytes, ring.begin() + held * bytes);
         bits.insert(bits.end(), ring.begin(), ring.begin() + first * bytes);
         return bits;
     };
-    return {in_order(recent_.queries), in_order(recent_.answers)};
+    return {in_order(recent_.queries, last_query_.size()),
+            in_order(recent_.answers, answer_bytes())};
 }
 
 void LayerSteps::sample_next(std::int64_t in, std::int64_t every) {
@@ -264,7 +267,7 @@ void LayerSteps::keep(const TokenStep& token, const StepTotals& spent,
     totals_.missed += spent.missed;
     totals_.bound += spent.bound;
     totals_.bound_max = std::max(totals_.bound_max, spent.bound_max);
-    const std::size_t bytes = geometry.row_bytes();
+    const std::size_t bytes = geometry.key_row_bytes();
     for (int head = 0; head < q_heads; ++head) {
         const std::int64_t at =
             head * token.q.head_stride * static_cast<std::int64_t>(geometry.element_bytes());
@@ -272,9 +275,10 @@ void LayerSteps::keep(const TokenStep& token, const StepTotals& spent,
                     static_cast<const std::byte*>(token.q.data) + at, bytes);
     }
     if (recent_most_ > 0) {
-        const std::size_t at = recent_next_++ % recent_most_ * last_query_.size();
-        std::memcpy(recent_.queries.data() + at, last_query_.data(), last_query_.size());
-        std::memcpy(recent_.answers.data() + at, token.out, last_query_.size());
+        const std::size_t at = recent_next_++ % recent_most_, answer = answer_bytes();
+        std::memcpy(recent_.queries.data() + at * last_query_.size(), last_query_.data(),
+                    last_query_.size());
+        std::memcpy(recent_.answers.data() + at * answer, token.out, answer);
     }
     if (sample_every_ == 0 || sample_in_-- > 0) return;
     sample_in_ = sample_every_ - 1;

@@ -44,15 +44,16 @@ struct SampledQuery {
     std::vector<std::byte> query;  // [q_heads][head_dim]
 };
 
-// Queries and their answers, each [tokens][q_heads][head_dim].
+// Queries [tokens][q_heads][head_dim] and their answers [tokens][q_heads][value_dim].
 struct RecentSteps {
     std::vector<std::byte> queries, answers;
 };
 
-// A token of one layer of one session. out: as the query, contiguous.
+// A token of one layer of one session. out: [q_heads][1][value_dim], contiguous. v: not looked at
+// where tokens have no values of their own.
 struct TokenStep {
     class LayerSteps* layer;
-    Rows q, k, v;  // [q_heads][1][head_dim], [kv_heads][1][head_dim], [kv_heads][1][head_dim]
+    Rows q, k, v;  // [q_heads][1][head_dim], [kv_heads][1][head_dim], [kv_heads][1][value_dim]
     void* out;
 };
 
@@ -112,6 +113,8 @@ class LayerSteps {
     const float scale;
 
   private:
+    std::size_t answer_bytes() const { return q_heads * geometry.value_row_bytes(); }
+
     static constexpr std::size_t kSamplesMax = 16;  // more are not kept before they are taken
     static constexpr std::size_t kObservationsMax = 32;
 

@@ -42,8 +42,9 @@ StepRun::StepRun(const StepPlan& plan, const StepCall& call)
       group_(plan.rows_of_head()),
       rows_(plan.q_heads),
       dim_(plan.geometry.head_dim),
-      window_(rows_, dim_),
-      state_(rows_, dim_),
+      value_dim_(plan.geometry.value_dim),
+      window_(rows_, value_dim_),
+      state_(rows_, value_dim_),
       query_(rows_ * dim_),
       asked_(rows_ * dim_),
       floor_(rows_) {}
@@ -85,7 +86,7 @@ void StepRun::begin() {
     if (!finite_or_none(window_.lse) || !finite_or_none(floor_)) return;
     if (call_.observed) result_.shown.window_top = floor_;
     if (!plan_.sinks.table.empty()) {
-        States sinks(rows_, dim_);
+        States sinks(rows_, value_dim_);
         std::vector<float> top(rows_, kNone);
         attend_blocks(plan_, call_.query, plan_.sinks, sinks, top.data(), 0, heads_);
         if (!finite_or_none(sinks.lse)) return;
@@ -252,7 +253,7 @@ void StepRun::attend_one(std::size_t i, const std::vector<std::uint8_t>& dense) 
 }
 
 void StepRun::read_whole(const StepBlocks& blocks, const std::vector<std::uint8_t>& heads) {
-    States whole(rows_, dim_);
+    States whole(rows_, value_dim_);
     std::vector<float> top(rows_, kNone);
     bool any = false;
     for (int head = 0; head < heads_; ++head) {
@@ -284,7 +285,7 @@ bool StepRun::merge_estimates() {
     for (const SearchResult& found : result_.found) {
         if (found.tail.empty()) continue;
         if (last) merge_into(plan_, state_, *last);
-        last.emplace(rows_, dim_);
+        last.emplace(rows_, value_dim_);
         last->out = found.tail;
         const std::vector<std::uint8_t> dense = dense_heads(found);
         for (std::int64_t row = 0; row < rows_; ++row) {

@@ -53,7 +53,7 @@ class StepRun {
     const StepCall& call_;
     const int heads_, group_;
     const std::int64_t rows_;
-    const int dim_;
+    const int dim_, value_dim_;
     States window_, state_;
     std::vector<float> query_, asked_, floor_, missed_, bound_;
     std::size_t searched_ = 0;

@@ -20,7 +20,7 @@ void shorten(StepBlocks& blocks, std::int64_t tokens) {
 
 void attend_blocks(const StepPlan& plan, const Rows& query, const StepBlocks& blocks, States& to,
                    float* top, int kv_begin, int kv_end) {
-    const std::int64_t head_dim = plan.geometry.head_dim;
+    const std::int64_t value_dim = plan.geometry.value_dim;
     AttendCall call{};
     call.geometry = plan.geometry;
     call.query = query;
@@ -32,7 +32,7 @@ void attend_blocks(const StepPlan& plan, const Rows& query, const StepBlocks& bl
     call.kv_begin = kv_begin;
     call.kv_end = kv_end;
     call.scale = plan.scale;
-    call.out = {to.out.data(), head_dim, head_dim};
+    call.out = {to.out.data(), value_dim, value_dim};
     call.out_dtype = Dtype::float32;
     call.lse = to.lse.data();
     call.top = top;

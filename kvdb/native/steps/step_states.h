@@ -9,9 +9,9 @@ namespace kvdb {
 
 // A state of every query head.
 struct States {
-    std::vector<float> out, lse;  // [q_heads][head_dim], [q_heads]
+    std::vector<float> out, lse;  // [q_heads][value_dim], [q_heads]
 
-    States(std::int64_t rows, int head_dim) : out(rows * head_dim), lse(rows, -INFINITY) {}
+    States(std::int64_t rows, int value_dim) : out(rows * value_dim), lse(rows, -INFINITY) {}
 };
 
 // Leaves out the last tokens.

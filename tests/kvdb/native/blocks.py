@@ -27,21 +27,23 @@ def draw_run(data, block_sizes: list[int]) -> tuple[str, int, int, int, int, lis
 
 
 class Blocks:
-    """`count` blocks in shuffled order, filled with NaN so that a read of what was never written shows."""
+    """`count` blocks in shuffled order, filled with NaN so that a read of what was never written shows. values: value_dim and
+    whether values lie in keys, where they are not as keys are."""
 
-    def __init__(self, dtype: str, kv_heads: int, head_dim: int, block_size: int, count: int) -> None:
+    def __init__(self, dtype: str, kv_heads: int, head_dim: int, block_size: int, count: int, *values: int | bool) -> None:
         self.dtype = DTYPES[dtype]
-        self.geometry = _native.Geometry(getattr(_native.Dtype, dtype), kv_heads, head_dim, block_size)
+        self.geometry = _native.Geometry(getattr(_native.Dtype, dtype), kv_heads, head_dim, block_size, *values)
         self.memory = np.full(count * self.geometry.block_bytes, 0xFF, np.uint8)
         order = np.random.default_rng(count).permutation(count).astype(np.uint64)
         self.table = np.uint64(self.memory.ctypes.data) + order * np.uint64(self.geometry.block_bytes)
 
-    def write(self, start: int, k: np.ndarray, v: np.ndarray) -> tuple[str, int, int] | None:
-        return _native.append(self.geometry, self.table, start, bits(k), bits(v))
+    def write(self, start: int, k: np.ndarray, v: np.ndarray | None) -> tuple[str, int, int] | None:
+        return _native.append(self.geometry, self.table, start, bits(k), None if v is None else bits(v))
 
     def read(self, start: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-        shape = (self.geometry.kv_heads, n, self.geometry.head_dim)
-        k, v = np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)
+        shape = self.geometry.kv_heads, n
+        k = np.zeros((*shape, self.geometry.head_dim), self.dtype)
+        v = np.zeros((*shape, self.geometry.value_dim), self.dtype)
         _native.gather(self.geometry, self.table, start, n, bits(k), bits(v))
         return k, v
 

@@ -24,8 +24,8 @@ def run(code, **environment):
     ("arguments", "message"),
     [
         ((0, 64, 64), "kv_heads is 0; expected at least 1"),
-        ((1, 12, 64), "head_dim is 12; expected a multiple of 8 up to 256"),
-        ((1, 264, 64), "head_dim is 264"),
+        ((1, 12, 64), "head_dim is 12; expected a multiple of 8 up to 640"),
+        ((1, 648, 64), "head_dim is 648"),
         ((1, 64, 0), "block_size is 0; expected 1 to 1024"),
     ],
 )
