@@ -18,8 +18,8 @@ class Dtype(enum.Enum):
 
 class Blocks:
     """`tokens` tokens of one layer in blocks of keys, [kv_heads][block_size][head_dim], and then values, [kv_heads][block_size]
-    [value_dim], at the addresses `table`, uint64 [blocks]. value_dim: head_dim for None. values_in_keys: there are keys alone, and
-    a value is the first value_dim numbers of its key."""
+    [value_dim], at the addresses `table`, uint64 [blocks]. value_dim: head_dim for None. values_in_keys: there are keys alone,
+    and a value is the first value_dim numbers of its key."""
 
     def __init__(
         self,
@@ -123,8 +123,8 @@ QUANTIZED_RUNS: int
 class CoarsePages:
     """Pages of segments of equal length, in arrays that the caller owns; `indexes/coarse/layout.py` lists them.
 
-    fields: begin, segments, tokens of a segment, pages of a segment, kv_heads, head_dim, box, page_tokens; and value_dim, where it
-    is another.
+    fields: begin, segments, tokens of a segment, pages of a segment, kv_heads, head_dim, box, page_tokens; and value_dim, where
+    it is another.
     """
 
     def __init__(self, fields: dict[str, int], arrays: dict[str, Any]) -> None: ...

@@ -90,9 +90,9 @@ class SearchResult:
     looked at in any form, counted once for each KV head. nbytes: bytes read, exact keys included. missed: float32 `[q_heads, n]`,
     an estimate of the log of the sum of exp(scale * q.k) over the visible tokens that were not found; -inf only where there are
     no such tokens. missed_bound: an upper bound of the true value, +inf where nothing is known. tail: float32 `[q_heads, n,
-    value_dim]`, the estimated attention output over the tokens not found, None where the index cannot estimate it or was not asked
-    to. dense: bool `[q_heads, n]`, set for queries that the search gave up, because reading everything costs less; None where all
-    are answered.
+    value_dim]`, the estimated attention output over the tokens not found, None where the index cannot estimate it or was not
+    asked to. dense: bool `[q_heads, n]`, set for queries that the search gave up, because reading everything costs less; None
+    where all are answered.
 
     `missed_bound` holds for scores as float32 computes them. In whatever order its products are added, such a score is off by at
     most (head_dim + 16) * 2**-24 of |q||k|, where 16 is room for what follows; scale times that is how far, in nats, the truth

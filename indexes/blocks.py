@@ -3,7 +3,7 @@
 import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -44,7 +44,7 @@ class Blocks:
     values_in_keys: bool = False
 
     def __post_init__(self) -> None:
-        if self.value_dim is None:
+        if cast("int | None", self.value_dim) is None:
             object.__setattr__(self, "value_dim", self.head_dim)
 
     @classmethod
@@ -53,20 +53,18 @@ class Blocks:
         the values are zero. value_dim: of values that are the first numbers of their keys, or None for values of their own."""
         kv_heads, n, head_dim = k.shape
         count = -(-n // block_size)
-        own_dim = 0 if value_dim is not None else head_dim if v is None else v.shape[2]
+        in_keys = value_dim is not None
+        own_dim = 0 if in_keys else head_dim if v is None else v.shape[2]
         memory = np.zeros((count, kv_heads * block_size * (head_dim + own_dim)), k.dtype)
-        keys = memory[:, : kv_heads * block_size * head_dim].reshape(count, kv_heads, block_size, head_dim)
-        values = memory[:, kv_heads * block_size * head_dim :].reshape(count, kv_heads, block_size, own_dim)
-        for plane, array in ((keys, k), (values, v)):
-            if array is not None and plane.shape[3]:
+        planes = np.split(memory, [kv_heads * block_size * head_dim], axis=1)
+        for plane, array in zip(planes, (k, v), strict=True):
+            if array is not None and plane.size:
                 for b in range(count):
                     rows = array[:, b * block_size : (b + 1) * block_size]
-                    plane[b, :, : rows.shape[1]] = rows
+                    plane[b].reshape(kv_heads, block_size, -1)[:, : rows.shape[1]] = rows
         table = (memory.ctypes.data + memory.strides[0] * np.arange(count, dtype=np.uint64)).astype(np.uint64)
-        in_keys = value_dim is not None
-        return cls(
-            k.dtype.name, kv_heads, head_dim, block_size, table, n, memory, value_dim if in_keys else own_dim, in_keys
-        )
+        values = own_dim if value_dim is None else value_dim
+        return cls(k.dtype.name, kv_heads, head_dim, block_size, table, n, memory, values, in_keys)
 
     @cached_property
     def native(self) -> _native.Blocks:
@@ -86,11 +84,16 @@ class Blocks:
         return CODE_BITS.get(int(self.table[0]) & FORMAT_MASK) if len(self.table) else None
 
     @property
+    def token_nbytes(self) -> int:
+        """Bytes of what is stored of one token of one KV head."""
+        if self.code_bits is not None:
+            return sum(self.head_dim * bits // 8 + SCALE_BYTES for bits in self.code_bits)
+        return int((self.head_dim + (0 if self.values_in_keys else self.value_dim)) * DTYPES[self.dtype].itemsize)
+
+    @property
     def key_nbytes(self) -> float:
         """Bytes of one token's key of one KV head; the mean of a key and a value where they are quantized."""
-        if self.code_bits is not None:
-            return sum(self.head_dim * bits // 8 + SCALE_BYTES for bits in self.code_bits) / 2
-        return float(self.head_dim * DTYPES[self.dtype].itemsize)
+        return self.token_nbytes / 2 if self.code_bits is not None else float(self.head_dim * DTYPES[self.dtype].itemsize)
 
     def identity(self) -> dict[str, object]:
         """The values by which an index file recognises its keys, as JSON holds them: the shape, and the CRC-32 of some keys,

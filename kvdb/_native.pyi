@@ -59,8 +59,8 @@ class BlockFormat(enum.Enum):
     int4 = 3
 
 def block_bytes(geometry: Geometry, block_format: BlockFormat) -> int:
-    """The bytes of a block. A quantized one takes a multiple of 64, its block_size is a multiple of 16, and its values are as long
-    as its keys, and apart from them, up to 256 numbers."""
+    """The bytes of a block. A quantized one takes a multiple of 64, its block_size is a multiple of 16, and its values are as
+    long as its keys, and apart from them, up to 256 numbers."""
 
 def quantize(geometry: Geometry, block_format: BlockFormat, table: Any, n: int, out: Any) -> tuple[float, float, float, float]:
     """Writes the first n tokens of a run into quantized blocks, uint64 `out`, one for each block of the run.
@@ -103,8 +103,8 @@ def finite(geometry: Geometry, array: Any, logs: Any | None = None) -> bool:
     neither NaN nor infinity."""
 
 def gather(geometry: Geometry, table: Any, start: int, n: int, k_out: Any, v_out: Any | None) -> None:
-    """Reads positions [start, start + n) of the run into k_out [kv_heads, n, head_dim], v_out [kv_heads, n, value_dim]; None: keys
-    alone, where a block has no values of its own."""
+    """Reads positions [start, start + n) of the run into k_out [kv_heads, n, head_dim], v_out [kv_heads, n, value_dim]; None:
+    keys alone, where a block has no values of its own."""
 
 def copy(geometry: Geometry, source: Any, source_start: int, target: Any, target_start: int, n: int) -> None:
     """Copies n positions from one run (its table) to another. The memory of the two may not overlap."""
@@ -153,6 +153,8 @@ def attend(
     kv_end: int | None = None,
     ends: Any | None = None,
     placement: Placement | None = None,
+    sinks: Any | None = None,
+    window: int = 0,
 ) -> None:
     """Softmax attention of q [q_heads, n, head_dim] over the first counts[b] tokens of each block b, in order.
 
@@ -166,7 +168,10 @@ def attend(
     top: the same, the largest q.k. Only KV heads [kv_begin, kv_end) are attended; what belongs to others is left as it
     is. ends: int64 [n], ascending, instead of causal: query i sees the first ends[i] tokens. placement: of the run's first
     blocks, or of all; nobody sees what it hides, and queries are rotated back by the shift of what they meet, in float32, and
-    rounded to their type. A query that sees nothing gets out 0 and lse and top -inf. Sums are float32; with 16-bit types the
+    rounded to their type. A query that sees nothing gets out 0 and lse and top -inf. sinks: float32 [q_heads], a logit of each
+    query head, which weighs in the softmax as a token would whose value is 0, and raises no top; -inf for none. window: where it
+    is not 0, a query sees only the last so many of the tokens that it would see, its own among them; what lies before is not
+    read. Sums are float32; with 16-bit types the
     relative error is that of rounding the output, about 2e-3, and where blocks were moved that of rounding the query, too.
     """
 
@@ -295,13 +300,15 @@ class Step:
         logs: Any,
         observed: bool,
         judged: bool,
+        sinks: Any | None = None,
     ) -> list[StepResult]:
         """Answers some of the queries q [q_heads, n, head_dim], of the last n tokens of the run as it is now. queries: their
-        numbers. causal: whether each sees the window up to its own token alone. out: of q's type, [queries * q_heads, 1, value_dim],
-        contiguous. logs: float32 [queries, 3, q_heads], the logarithms of the sum of exp(scale * q.k) over everything; over the
-        tokens read, without estimates; and over those left out, estimated. Both arrays hold nothing of a query that is not
-        answered; but where a bound is exceeded, the last two logarithms are known. observed: whether `observations` is to be
-        asked. judged: whether a head whose signs are outside of their ranges is read whole."""
+        numbers. causal: whether each sees the window up to its own token alone. out: of q's type, [queries * q_heads, 1,
+        value_dim], contiguous. logs: float32 [queries, 3, q_heads], the logarithms of the sum of exp(scale * q.k) over
+        everything; over the tokens read, without estimates; and over those left out, estimated. Both arrays hold nothing of a
+        query that is not answered; but where a bound is exceeded, the last two logarithms are known. observed: whether
+        `observations` is to be asked. judged: whether a head whose signs are outside of their ranges is read whole. sinks: as
+        `attend` takes them; they count among the tokens read."""
 
     def observations(self, result: StepResult, top: Any | None, lse: Any) -> list[tuple[int, bytes, bytes]]:
         """What the searches of an observed query showed that are to be told: the number of the search, and of `observe` the
@@ -348,10 +355,13 @@ class LayerSteps:
     """Decode steps of one layer: a token is appended to the run's last block, and its query answered. The calls of one object
     take turns.
 
-    like: an array of numpy of the dtype of queries, keys and values.
+    like: an array of numpy of the dtype of queries, keys and values. window: a query sees the last so many tokens, its own among
+    them; 0: all. Such steps have no plan.
     """
 
-    def __init__(self, geometry: Geometry, q_heads: int, scale: float, like: Any) -> None: ...
+    def __init__(self, geometry: Geometry, q_heads: int, scale: float, like: Any, window: int = 0) -> None: ...
+    def set_sinks(self, sinks: Any | None) -> None:
+        """The logits of all steps to come, as `attend` takes them, which are copied; None for none."""
     def follow(
         self,
         options: object,
@@ -657,10 +667,10 @@ class SharedStep:
     def attend(
         self, ring: SharedRing, generation: int, number: int, q: Any, k: Any, v: Any, start: object, seconds: float, wait: float
     ) -> Any | bytes | None:
-        """Send one token's q and k, `[heads, 1, head_dim]`, and v, `[heads, 1, value_dim]`, and wait so long for the answer, which is returned, of the library
-        that q is of. None for arrays of another form, or a start that is no int; then nothing was sent. The bytes of the request
-        where the answer is anything but what was asked for, and is the next that `ring` receives. seconds: how long the caller
-        waits, for the server. Raises ValueError where too many requests are under way."""
+        """Send one token's q and k, `[heads, 1, head_dim]`, and v, `[heads, 1, value_dim]`, and wait so long for the answer,
+        which is returned, of the library that q is of. None for arrays of another form, or a start that is no int; then nothing
+        was sent. The bytes of the request where the answer is anything but what was asked for, and is the next that `ring`
+        receives. seconds: how long the caller waits, for the server. Raises ValueError where too many requests are under way."""
 
 class SharedCalls:
     """A server's end of a ring, whose client asks the same again and again."""

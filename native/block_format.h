@@ -21,7 +21,7 @@ namespace kvdb {
 enum class Plane : int { key, value };
 enum class BlockFormat : int { raw, int8, int8_int4, int4 };
 inline constexpr int kQuantizedFormats = 3;
-inline constexpr int kQuantizedGroup = 16;  // tokens; block_size is a multiple of it
+inline constexpr int kQuantizedGroup = 16;    // tokens; block_size is a multiple of it
 inline constexpr int kQuantizedDimMax = 256;  // sums of more codes' products exceed 32 bits
 
 inline constexpr std::uint64_t kFormatMask = 7;  // of a block's address, where its format is

@@ -20,8 +20,8 @@ struct BFloat16 {
     std::uint16_t bits;
 };
 
-inline constexpr int kHeadDimMax = 640;       // of a key, and of a value
-inline constexpr int kHeadDimStep = 8;  // head_dim and value_dim are multiples of this
+inline constexpr int kHeadDimMax = 640;  // of a key, and of a value
+inline constexpr int kHeadDimStep = 8;   // head_dim and value_dim are multiples of this
 inline constexpr int kBlockSizeMax = 1024;
 
 // A block is one allocation of keys, [kv_heads][block_size][head_dim], and behind them values,
@@ -53,8 +53,7 @@ struct Geometry {
         return (std::size_t{1} * kv_head * block_size + slot) * key_row_bytes();
     }
     constexpr std::size_t value_at(int kv_head, std::int64_t slot = 0) const {
-        return values_at() +
-               (std::size_t{1} * kv_head * block_size + slot) * value_stride_bytes();
+        return values_at() + (std::size_t{1} * kv_head * block_size + slot) * value_stride_bytes();
     }
     constexpr std::size_t values_at() const {
         return values_in_keys ? 0 : key_row_bytes() * block_size * kv_heads;

@@ -23,8 +23,8 @@ struct PyCodes {
         }
         if (Codes::kSymmetric && !geometry.symmetric()) {
             fail("values have " + std::to_string(geometry.value_dim) + " numbers" +
-                 (geometry.values_in_keys ? ", which are the keys' first," : "") +
-                 " and keys " + std::to_string(geometry.head_dim) +
+                 (geometry.values_in_keys ? ", which are the keys' first," : "") + " and keys " +
+                 std::to_string(geometry.head_dim) +
                  "; this kind of index codes values of their own, as long as keys: build another");
         }
         if (blocks.blocks.tokens > tokens) {

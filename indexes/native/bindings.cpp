@@ -225,8 +225,8 @@ NB_MODULE(_native, m) {
         .def(
             "__init__",
             [](PyBlocks* self, Dtype dtype, int kv_heads, int head_dim, int block_size,
-               const In<std::uint64_t, 1>& table, std::int64_t tokens,
-               std::optional<int> value_dim, bool values_in_keys) {
+               const In<std::uint64_t, 1>& table, std::int64_t tokens, std::optional<int> value_dim,
+               bool values_in_keys) {
                 const Geometry geometry = checked_geometry(dtype, kv_heads, head_dim, block_size,
                                                            value_dim, values_in_keys);
                 new (self) PyBlocks(make_blocks(geometry, table, tokens));

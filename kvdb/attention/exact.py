@@ -57,37 +57,63 @@ class AttentionStats:
     gather_ns: int = 0
 
 
-def exact(
-    layout: BlockLayout, run: BlockRun, q: Array, new: int, scale: float, top: Array | None = None
+def exact(  # noqa: PLR0913  # the kernel's
+    layout: BlockLayout,
+    run: BlockRun,
+    q: Array,
+    new: int,
+    scale: float,
+    top: Array | None = None,
+    *,
+    sinks: Float32 | None = None,
+    window: int = 0,
 ) -> tuple[AttentionState, AttentionStats]:
     """Attention over every token of a run, by the native kernel: one launch for all parts that lie in main memory.
 
     q: `[q_heads, n, head_dim]` in the layout's dtype. new: 0 when every query sees the whole run, or n when the queries are those
-    of its last n tokens and attend causally. top: float32 `[q_heads, n]`, if given, receives the largest q.k. Returns the state,
-    with its output in q's dtype.
+    of its last n tokens and attend causally. top: float32 `[q_heads, n]`, if given, receives the largest q.k. sinks:
+    float32 `[q_heads]`, a logit of each query head that weighs in the softmax and has no value, None for none. window: a query
+    sees the last so many tokens up to its own, 0 for all. Returns the state, with its output in q's dtype.
     """
-    state, spent = _attended(layout, run.all_blocks, q, new, scale, top)
-    return state, AttentionStats(run.tokens, run.tokens, layout.nbytes_of(run.addresses, run.counts), spent)
+    state, spent = _attended(layout, run.all_blocks, q, new, scale, top, sinks, window)
+    nbytes = layout.nbytes_of(run.addresses, run.counts)
+    seen = min(run.tokens, window + max(new - 1, 0)) if window else run.tokens
+    return state, AttentionStats(seen, seen, nbytes if seen == run.tokens else nbytes * seen // run.tokens, spent)
 
 
-def exact_over(
-    layout: BlockLayout, reads: BlockReads, q: Array, new: int, scale: float, top: Array | None = None
+def exact_over(  # the kernel's
+    layout: BlockLayout,
+    reads: BlockReads,
+    q: Array,
+    new: int,
+    scale: float,
+    top: Array | None = None,
+    *,
+    sinks: Float32 | None = None,
 ) -> tuple[AttentionState, AttentionStats]:
-    """`exact` over chosen blocks of a run."""
-    state, spent = _attended(layout, reads, q, new, scale, top)
+    """`exact` over chosen blocks of a run, without a window."""
+    state, spent = _attended(layout, reads, q, new, scale, top, sinks, 0)
     tokens = int(reads.counts.sum())
     return state, AttentionStats(tokens, tokens, layout.nbytes_of(reads.addresses, reads.counts), spent)
 
 
-def _attended(
-    layout: BlockLayout, reads: BlockReads, q: Array, new: int, scale: float, top: Array | None
+def _attended(  # noqa: PLR0913, PLR0917  # the kernel's
+    layout: BlockLayout,
+    reads: BlockReads,
+    q: Array,
+    new: int,
+    scale: float,
+    top: Array | None,
+    sinks: Float32 | None,
+    window: int,
 ) -> tuple[AttentionState, int]:
     """The state, its output in q's dtype, and the nanoseconds it took."""
     out = np.empty((*q.shape[:2], layout.value_dim), q.dtype)
     lse = np.empty(q.shape[:2], np.float32)
     started = perf_counter_ns()
     addresses, counts, placement = reads
-    _native.attend(layout.native, bits(q), addresses, counts, new, scale, bits(out), lse, top, placement=placement)
+    arrays = bits(q), addresses, counts, new, scale, bits(out), lse, top
+    _native.attend(layout.native, *arrays, placement=placement, sinks=sinks, window=window)
     return AttentionState(out, lse), perf_counter_ns() - started
 
 

@@ -54,10 +54,10 @@ def exact_together(
 ) -> tuple[Array, list[AttentionStats]]:
     """Attention of one query of each session over all of its run.
 
-    q: `[sessions, q_heads, head_dim]` in the layout's dtype; the result: float32 `[sessions, q_heads, value_dim]`. runs: the run of
-    each session, without overlays. sharing: how the sessions share the views of the runs. The statistics of a session count the
-    tokens that it attended, and its part of the bytes and time of shared reads. Raises NonFiniteError where float32 cannot hold
-    an answer.
+    q: `[sessions, q_heads, head_dim]` in the layout's dtype; the result: float32 `[sessions, q_heads, value_dim]`. runs: the run
+    of each session, without overlays. sharing: how the sessions share the views of the runs. The statistics of a session count
+    the tokens that it attended, and its part of the bytes and time of shared reads. Raises NonFiniteError where float32 cannot
+    hold an answer.
     """
     rows = bits(q).swapaxes(0, 1)
     out = np.empty((*q.shape[:2], layout.value_dim), np.float32).swapaxes(0, 1)

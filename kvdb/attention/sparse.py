@@ -52,8 +52,10 @@ def exact(query: AttentionQuery, partition: RunPartition, top: Array | None = No
     """Attention over everything that the CPU answers. top: as `exact_attention.exact` takes it."""
     layout, run, q = query.layout, query.run, query.q
     if partition.device is None:
-        return exact_attention.exact(layout, run, q, q.shape[1], query.scale, top)
-    return exact_attention.exact_over(layout, partition.cpu_blocks(run), q, partition.causal(q.shape[1]), query.scale, top)
+        return exact_attention.exact(layout, run, q, q.shape[1], query.scale, top, sinks=query.sinks, window=query.window)
+    assert not query.window
+    causal, reads = partition.causal(q.shape[1]), partition.cpu_blocks(run)
+    return exact_attention.exact_over(layout, reads, q, causal, query.scale, top, sinks=query.sinks)
 
 
 def _attempts(partition: RunPartition, retrieval: Retrieval, limited: bool) -> Iterator[tuple[Retrieval, bool]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvdb.errors import NonFiniteError
-from kvdb.types import Array
+from kvdb.types import Array, Float32
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,14 @@ def merge(states: Sequence[AttentionState]) -> AttentionState:
     out = sum(share[..., None] * state.out.astype(np.float32) for share, state in zip(shares, states, strict=True))
     with np.errstate(divide="ignore"):
         return AttentionState(np.asarray(out, np.float32), top + np.log(np.where(total > 0, total, 1), dtype=np.float32))
+
+
+def with_sinks(state: AttentionState, sinks: Float32) -> AttentionState:
+    """The state with one more logit for each query head, float32 `[q_heads]`, which weighs in the softmax and has no value; -inf
+    for none. The output is float32."""
+    lse = np.logaddexp(state.lse.astype(np.float32), sinks[:, None])
+    share = np.exp(state.lse - np.where(np.isfinite(lse), lse, 0))
+    return AttentionState(state.out.astype(np.float32) * share[..., None], lse)
 
 
 def check_finite(lse: Array, out_finite: bool) -> None:

@@ -53,7 +53,7 @@ class PreparedStep:
         out = np.empty((len(queries) * heads, 1, value_dim), query.q.dtype)
         logs = np.empty((len(queries), 3, heads), np.float32)
         asked = bits(query.q), list(queries), causal, run.addresses, run.counts
-        results = self.native.run(*asked, bits(out), logs, observed, query.judged)
+        results = self.native.run(*asked, bits(out), logs, observed, query.judged, query.sinks)
         searches = [StepSearches(self._searched, result) for result in results]
         return StepAnswers(results, out.reshape(len(queries), heads, value_dim), logs, searches)
 

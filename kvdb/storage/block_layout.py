@@ -3,7 +3,7 @@
 import atexit
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,7 @@ class BlockLayout:
     values_in_keys: bool = False
 
     def __post_init__(self) -> None:
-        if self.value_dim is None:
+        if cast("int | None", self.value_dim) is None:
             object.__setattr__(self, "value_dim", self.head_dim)
         if self.format and not self.is_symmetric:
             where = " in the keys" if self.values_in_keys else ""
@@ -132,8 +132,8 @@ class BlockLayout:
         self.codec.copy_first(self.native, source, n, target)
 
     def finite(self, array: Array, logs: Array | None = None) -> bool:
-        """Whether an array `[heads, n, head_dim]` or `[heads, n, value_dim]` of any number of heads holds neither NaN nor infinity.
-        logs: float32 `[heads, n]`, contiguous, which are looked at as well."""
+        """Whether an array `[heads, n, head_dim]` or `[heads, n, value_dim]` of any number of heads holds neither NaN nor
+        infinity. logs: float32 `[heads, n]`, contiguous, which are looked at as well."""
         return _native.finite(self.native, bits(array), logs)
 
     def read(self, addresses: Addresses, start: int, n: int) -> tuple[Array, Array]:
@@ -173,7 +173,7 @@ class BlockLayout:
 
 
 @cache
-def _geometry(  # noqa: PLR0913, PLR0917  # those of a layout
+def _geometry(  # those of a layout
     dtype: str, kv_heads: int, head_dim: int, block_size: int, value_dim: int, values_in_keys: bool
 ) -> _native.Geometry:
     return _native.Geometry(_native.Dtype[dtype], kv_heads, head_dim, block_size, value_dim, values_in_keys)

@@ -62,8 +62,8 @@ class BlockTable:
         """The bytes of blocks that hold tokens; `nbytes` counts those too that were taken ahead."""
         return self.layout.blocks_for(self.length) * self.layout.nbytes
 
-    def append(self, k: Array, v: Array) -> None:
-        """Add n tokens, k and v `[kv_heads, n, head_dim]`.
+    def append(self, k: Array, v: Array | None) -> None:
+        """Add n tokens, k `[kv_heads, n, head_dim]` and v `[kv_heads, n, value_dim]`, None where blocks have no V plane.
 
         Raises NonFiniteError or CapacityError, and then the table is as it was.
         """
@@ -112,7 +112,7 @@ class BlockTable:
         self.tier = tier
 
     def read(self, start: int, n: int) -> tuple[Array, Array]:
-        """k and v, `[kv_heads, n, head_dim]`, of tokens [start, start + n)."""
+        """k and v of tokens [start, start + n), as `BlockLayout.read` gives them."""
         assert start >= 0
         assert start + n <= self.length
         return self.layout.read(self.addresses, start, n)

@@ -72,13 +72,15 @@ def attended(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     ends = np.sort(rng.integers(0, int(counts.sum()) + 1, n)).astype(np.int64)
     out = np.zeros((heads, n, geometry.value_dim), np.float32)
     lse, top = np.zeros((heads, n), np.float32), np.zeros((heads, n), np.float32)
-    native.attend(geometry, q, table, counts, 0, 0.1, out, lse, top, 0, geometry.kv_heads, ends=ends)
+    masks = {"sinks": rng.standard_normal(heads).astype(np.float32), "window": int(rng.integers(0, 200))}
+    native.attend(geometry, q, table, counts, 0, 0.1, out, lse, top, 0, geometry.kv_heads, ends=ends, **masks)
 
-    def placed(view: Any, cos: Any, sin: Any, interleaved: Any, hidden: Any, ends: Any, counts: Any) -> None:
+    def placed(view: Any, cos: Any, sin: Any, interleaved: Any, hidden: Any, ends: Any, counts: Any, window: Any) -> None:
         placement = native.Placement(view, cos, sin, interleaved, hidden)
-        native.attend(geometry, q, table, counts, 0, 0.1, out, lse, top, ends=ends, placement=placement)
+        native.attend(geometry, q, table, counts, 0, 0.1, out, lse, top, ends=ends, placement=placement, window=window)
 
-    native.made(placed, view, cos, sin, bool(rng.random() < 0.5), hidden, ends if rng.random() < 0.5 else None, counts)
+    limits = ends if rng.random() < 0.5 else None
+    native.made(placed, view, cos, sin, bool(rng.random() < 0.5), hidden, limits, counts, masks["window"])
     rows = heads * n
     offsets = np.sort(np.concatenate([[0], rng.integers(0, 100, rows)])).astype(np.int64)
     ids = rng.integers(0, blocks * size, offsets[-1]).astype(np.int32)
@@ -140,6 +142,7 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
         parameter: Any,
         observed: Any,
         bound: Any,
+        sink_logits: Any,
     ) -> None:
         reads = table, counts, None
         searches = [(searcher, begin, end, reads, active, hidden, True, turn, (kind, parameter))] * 2
@@ -159,7 +162,7 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
             0.9,
             bound,
         )
-        (result,) = made.run(q, [0], observed, table, counts, out, logs, observed, observed)
+        (result,) = made.run(q, [0], observed, table, counts, out, logs, observed, observed, sink_logits)
         made.observations(result, None if result.end == native.StepEnd.answered else logs[0, 0][:, None], logs[0, 1][:, None])
         [native.StepResult.found(result, i) for i in range(result.searches)]
         native.StepResult.signs(result)
@@ -185,6 +188,7 @@ def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, 
         *cut,
         bool(rng.random() < 0.5),
         float(rng.random()),
+        rng.standard_normal(heads).astype(np.float32) if rng.random() < 0.5 else None,
     )
     native.made(step, searcher, q, 0.1, counts, begin, end, grows, *asked)
 
@@ -210,11 +214,14 @@ def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
         out: Any,
         least: Any,
         asked: Any,
+        sinks: Any,
+        window: Any,
     ) -> None:
         angles = np.ones((1, geometry.head_dim // 2), np.float32)
         placement = None if view is None else native.Placement(view, angles, angles, False, None)
-        layers = [native.LayerSteps(geometry, heads, 0.1, q[:0]) for _ in range(3)]
+        layers = [native.LayerSteps(geometry, heads, 0.1, q[:0], window) for _ in range(3)]
         for layer in layers:
+            layer.set_sinks(sinks)
             layer.follow(options, None, table, filled.copy(), blocks, placement, length, steps, [(version, 0)])
             layer.observe_next(asked, 16, 8)
             layer.sample_next(least, 8)
@@ -235,4 +242,6 @@ def together(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     view = rng.integers(-1, 1, blocks).astype(np.int32) if rng.random() < 0.5 else None
     least, asked = int(rng.integers(0, 2 * size)), int(rng.integers(-1, 20))
     out = np.zeros((3, heads, 1, geometry.value_dim), tokens[0].dtype)
-    native.made(take, table, filled, blocks, view, length, 1, *tokens, starts, out, least, asked)
+    sinks, window = rng.standard_normal(heads).astype(np.float32), int(rng.choice([0, 1, 100]))
+    given = starts, out, least, asked, sinks if rng.random() < 0.5 else None, window
+    native.made(take, table, filled, blocks, view, length, 1, *tokens, *given)

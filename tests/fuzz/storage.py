@@ -80,9 +80,7 @@ def steps(rng: np.random.Generator, native: Any, client: Any, server: Any) -> No
         calls = native.SharedCalls(server, int(rng.integers(3)))
         for number in range(int(rng.integers(1, 6))):
             start = [None, number, 1 << 63, "x"][rng.integers(4)]
-            step.attend(
-                client, int(rng.integers(3)), number, array, array, v[:1] if rng.random() < 0.1 else v, start, 1.0, 0.0
-            )
+            step.attend(client, int(rng.integers(3)), number, array, array, v[:1] if rng.random() < 0.1 else v, start, 1.0, 0.0)
             if isinstance(calls.receive(0.0), bytes) and rng.random() < 0.7:
                 calls.learn(message, "known")
             if rng.random() < 0.5:

@@ -122,7 +122,7 @@ def test_verify_finds_one_wrong_number(kind, name):
 def test_verify_finds_keys_that_changed():
     layer = Layer.of(700)
     index = Bounds.build(layer.blocks)
-    layer.blocks.owner[3, 0, 1, 5, 2] = 50.0
+    layer.blocks.owner.reshape(-1, 2, 2, 64, 32)[3, 0, 1, 5, 2] = 50.0
     with pytest.raises(IndexCorrupt):
         index.verify()
 

@@ -64,7 +64,7 @@ def test_tails_have_the_dimensions_of_values(of, isa):
     found = index.search(queries, TopK(40), estimate_tail=True)
     assert found.tail.shape == (HEADS * GROUP, 1, of[1])
     oracle = Oracle(blocks, queries)
-    out = merged(oracle.judge(found), found.tail)
+    out = merged(oracle.judge(found, TopK(40)), found.tail)
     expected, _ = attention(queries.q, k, v, queries.scale)
     assert relative_error(out, expected.reshape(out.shape)) < 0.1
     some = Queries.of(queries.q, HEADS, queries.scale, TOKENS - 333)

@@ -65,12 +65,23 @@ std::int64_t count_tokens(const Geometry& geometry, const Run& run) {
     return tokens;
 }
 
-std::vector<Split> split_tokens(const Run& run, std::int64_t tokens, std::int64_t parts) {
-    std::vector<Split> splits{{0, 0}};
-    std::int64_t token = 0;
-    for (std::int64_t b = 0; b < run.blocks; ++b) {
+// Up to where no token is seen that lies before `begin`.
+Split skip_unseen(const Run& run, Split from, std::int64_t blocks, std::int64_t begin) {
+    while (from.block < blocks && from.token + run.counts[from.block] <= begin) {
+        from.token += run.counts[from.block++];
+    }
+    return from;
+}
+
+std::vector<Split> split_tokens(const Run& run, const Split& from, std::int64_t tokens,
+                                std::int64_t parts) {
+    std::vector<Split> splits{from};
+    std::int64_t token = from.token;
+    const std::int64_t seen = tokens - from.token;
+    for (std::int64_t b = from.block; b < run.blocks; ++b) {
         const auto next = static_cast<std::int64_t>(splits.size());
-        if (next < parts && token >= tokens * next / parts && token > splits.back().token) {
+        if (next < parts && token >= from.token + seen * next / parts &&
+            token > splits.back().token) {
             splits.push_back({b, token});
         }
         token += run.counts[b];
@@ -128,16 +139,19 @@ Plan make_plan(const AttendCall& call) {
     plan.row_tiles = (plan.rows + rows_max - 1) / rows_max;
     plan.tile_rows = (plan.rows + plan.row_tiles - 1) / plan.row_tiles;
 
+    const Split from =
+        call.begins ? skip_unseen(call.run, {0, 0}, call.run.blocks, call.begins[0]) : Split{0, 0};
+    const std::int64_t seen = plan.tokens - from.token;
     const std::int64_t passes = 1 + plan.rows / kDecodeRowsMax;
-    plan.threads = threads_for(passes * elements_of(geometry, plan.tokens, plan.kv_heads));
+    plan.threads = threads_for(passes * elements_of(geometry, seen, plan.kv_heads));
     std::int64_t parts = 1;
     if (plan.threads > 1) {
         const std::int64_t outputs = plan.outputs();
         const std::int64_t wanted = plan.threads * kItemsPerThread;
         parts = std::clamp<std::int64_t>((wanted + outputs - 1) / outputs, 1,
-                                         1 + plan.tokens / kSplitTokensMin);
+                                         1 + seen / kSplitTokensMin);
     }
-    plan.splits = split_tokens(call.run, plan.tokens, parts);
+    plan.splits = split_tokens(call.run, from, plan.tokens, parts);
     return plan;
 }
 
@@ -219,6 +233,12 @@ class Attention {
 
     void attend_item(std::int64_t output, std::int64_t split, int slot,
                      std::int64_t state_index) const {
+        Split from = plan_.splits[split];
+        const Split& end = plan_.splits[split + 1];
+        if (call_.begins) {
+            const std::int64_t query = first_row(output) / plan_.group;
+            from = skip_unseen(call_.run, from, end.block, call_.begins[query]);
+        }
         const AttendItem item{
             .geometry = call_.geometry,
             .query = call_.query,
@@ -228,12 +248,13 @@ class Attention {
             .group = plan_.group,
             .row_begin = first_row(output),
             .row_end = end_row(output),
-            .block = plan_.splits[split].block,
-            .token_begin = plan_.splits[split].token,
-            .token_end = plan_.splits[split + 1].token,
+            .block = from.block,
+            .token_begin = from.token,
+            .token_end = end.token,
             .ends = call_.ends,
             .visible_first = call_.causal ? plan_.tokens - call_.n + 1 : plan_.tokens,
             .visible_step = call_.causal ? 1 : 0,
+            .begins = call_.begins,
             .scale_log2e = static_cast<float>(call_.scale * 1.4426950408889634),
             .state = state(state_index),
             .scratch = scratch_ + scratch_bytes_ * slot,
@@ -252,6 +273,7 @@ class Attention {
             .top = call_.top,
             .top_factor = call_.scale != 0 ? 0.693147181f / call_.scale : 0,
             .lse_stride = call_.n,
+            .sinks = call_.sinks,
             .kv_head = first_head(output) + head,
             .heads = heads,
             .group = plan_.group,
@@ -288,14 +310,20 @@ void check_attended(const AttendCall& call) {
     const std::int64_t tokens = count_tokens(call.geometry, call.run);
     check_causal(call, tokens);
     check_ends(call, tokens);
+    if (call.window < 0) {
+        throw std::invalid_argument("window is " + std::to_string(call.window) +
+                                    "; expected a number of tokens, or 0 for all");
+    }
 }
 
 void attend_uniform(const AttendCall& call) {
     check_attended(call);
     check_format(call.geometry, call.format);
     if (call.n == 0 || call.kv_begin == call.kv_end) return;
-    require_blocks(call.geometry, call.run.table, call.run.counts, call.run.blocks, call.kv_begin,
-                   call.kv_end);
+    const std::int64_t first =
+        call.begins ? skip_unseen(call.run, {0, 0}, call.run.blocks, call.begins[0]).block : 0;
+    require_blocks(call.geometry, call.run.table + first, call.run.counts + first,
+                   call.run.blocks - first, call.kv_begin, call.kv_end);
     Attention attention(call);
     attention.run();
 }

@@ -16,16 +16,22 @@ struct AttendCall {
     // The last `causal` tokens of the run are the new ones: 0 (every query sees all tokens), or n.
     std::int64_t causal;
     const std::int64_t* ends;  // optional, [n], ascending: query i sees the first ends[i] tokens
+    // Where it is not 0, every query sees only the last so many of these tokens.
+    std::int64_t window;
+    const std::int64_t* begins;  // [n], or null; set by attend where there is a window
     float scale;
-    Rows out;  // [q_heads, n, value_dim]
+    const float* sinks;  // optional, [q_heads]: a logit more, without a value; -inf for none
+    Rows out;            // [q_heads, n, value_dim]
     Dtype out_dtype;
     float* lse;  // optional, [q_heads, n], contiguous
     float* top;  // optional, as lse: the largest q.k, -inf where nothing is seen
 };
 
 // out = softmax(scale * q K^T) V and lse = log sum exp(scale * q K^T), accumulated in float32. A
-// query that sees no token gets out 0 and lse -inf. Query head h reads KV head
-// h / (q_heads / kv_heads). Throws std::invalid_argument if counts, causal or ends make no sense.
+// query that sees no token gets out 0 and lse -inf. A sink weighs in the sum as a token would whose
+// value is 0, and raises no top. Query head h reads KV head
+// h / (q_heads / kv_heads). Throws std::invalid_argument if counts, causal, ends or window make no
+// sense.
 //
 // The lowest bits of a block's address tell its format (kFormatMask); attend sorts blocks by them.
 void attend(const AttendCall& call);
@@ -56,6 +62,7 @@ struct AttendRetrievedCall {
     const float* state_lse;  // [q_heads, n]
     const float* tail_out;   // [q_heads, n, value_dim] of other states, or null
     const float* tail_lse;   // [q_heads, n]
+    const float* sinks;      // optional, [q_heads]; see AttendCall
     void* out;               // [q_heads, n, value_dim]; may be state_out
     Dtype out_dtype;
     float* lse;  // [q_heads, n]; may be state_lse

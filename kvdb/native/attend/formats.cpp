@@ -13,6 +13,16 @@
 namespace kvdb {
 namespace {
 
+// How many tokens of the run each query sees, but for those before its window.
+std::vector<std::int64_t> limits_of(const AttendCall& call) {
+    if (call.ends) return {call.ends, call.ends + call.n};
+    std::int64_t tokens = 0;
+    for (std::int64_t b = 0; b < call.run.blocks; ++b) tokens += call.run.counts[b];
+    std::vector<std::int64_t> limits(call.n, tokens);
+    for (std::int64_t i = 0; call.causal && i < call.n; ++i) limits[i] = tokens - call.n + 1 + i;
+    return limits;
+}
+
 // The blocks of one format of a call's run, in their order, as a call of its own.
 class Part {
   public:
@@ -23,6 +33,7 @@ class Part {
         const std::vector<std::int64_t> limits =
             limited ? limits_of(call) : std::vector<std::int64_t>{};
         ends_.assign(limits.size(), 0);
+        begins_.assign(call.begins ? call.n : 0, 0);
         std::int64_t token = 0;
         for (std::int64_t b = 0; b < run.blocks; token += run.counts[b++]) {
             if (format_of(run.table[b]) != format) continue;
@@ -32,9 +43,13 @@ class Part {
             for (std::size_t i = 0; i < limits.size(); ++i) {
                 ends_[i] += std::clamp<std::int64_t>(limits[i] - token, 0, run.counts[b]);
             }
+            for (std::size_t i = 0; i < begins_.size(); ++i) {
+                begins_[i] += std::clamp<std::int64_t>(call.begins[i] - token, 0, run.counts[b]);
+            }
         }
         call_.causal = 0;
         call_.ends = limited ? ends_.data() : nullptr;
+        call_.begins = call.begins ? begins_.data() : nullptr;
         call_.run = {table_.data(), counts_.data(), static_cast<std::int64_t>(table_.size())};
         if (run.placement) {
             placement_ = *run.placement;
@@ -49,7 +64,8 @@ class Part {
 
     void attend() const { attend_uniform(call_); }
 
-    // The same, with a state of its own: out float32 [q_heads, n, value_dim], lse and top.
+    // The same without sinks, with a state of its own: out float32 [q_heads, n, value_dim], lse and
+    // top.
     void attend_apart() {
         const std::int64_t rows = call_.q_heads * call_.n;
         const int value_dim = call_.geometry.value_dim;
@@ -60,22 +76,13 @@ class Part {
         call_.out_dtype = Dtype::float32;
         call_.lse = lse.data();
         call_.top = top.data();
+        call_.sinks = nullptr;
         attend_uniform(call_);
     }
 
     std::vector<float> out, lse, top;
 
   private:
-    // How many tokens of the run each query sees.
-    static std::vector<std::int64_t> limits_of(const AttendCall& call) {
-        if (call.ends) return {call.ends, call.ends + call.n};
-        std::int64_t tokens = 0;
-        for (std::int64_t b = 0; b < call.run.blocks; ++b) tokens += call.run.counts[b];
-        std::vector<std::int64_t> limits(call.n);
-        for (std::int64_t i = 0; i < call.n; ++i) limits[i] = tokens - call.n + 1 + i;
-        return limits;
-    }
-
     void add_placed(const Placement& placement, std::int64_t block) {
         const bool placed = block < placement.blocks;
         views_.push_back(placed ? placement.view[block] : -1);
@@ -90,7 +97,7 @@ class Part {
     Placement placement_;
     std::vector<std::uint64_t> table_, hidden_;
     std::vector<std::int32_t> counts_, views_;
-    std::vector<std::int64_t> ends_;
+    std::vector<std::int64_t> ends_, begins_;
 };
 
 // Merges the states of two parts row by row into the call's output.
@@ -117,6 +124,7 @@ void merge(const AttendCall& call, const Part& first, const Part* second) {
                 .state_lse = first.lse[row],
                 .tail_out = second ? second->out.data() + row * value_dim : nullptr,
                 .tail_lse = second ? second->lse[row] : -INFINITY,
+                .sink = call.sinks ? call.sinks[row / call.n] : -INFINITY,
                 .out = static_cast<std::byte*>(call.out.data) + at * element,
                 .out_dtype = call.out_dtype,
                 .lse = &lse});
@@ -135,12 +143,11 @@ void merge_into(const AttendCall& call, Part& into, const Part& other) {
     merged.out_dtype = Dtype::float32;
     merged.lse = into.lse.data();
     merged.top = into.top.data();
+    merged.sinks = nullptr;
     merge(merged, into, &other);
 }
 
-}  // namespace
-
-void attend(const AttendCall& call) {
+void attend_all(const AttendCall& call) {
     const Run& run = call.run;
     bool present[kQuantizedFormats + 1] = {};
     for (std::int64_t b = 0; b < run.blocks; ++b) {
@@ -163,6 +170,18 @@ void attend(const AttendCall& call) {
     for (const auto& part : parts) part->attend_apart();
     for (std::size_t i = 2; i < parts.size(); ++i) merge_into(call, *parts[1], *parts[i]);
     merge(call, *parts[0], parts[1].get());
+}
+
+}  // namespace
+
+void attend(const AttendCall& call) {
+    if (call.window == 0) return attend_all(call);
+    check_attended(call);
+    std::vector<std::int64_t> begins = limits_of(call);
+    for (std::int64_t& begin : begins) begin = std::max<std::int64_t>(begin - call.window, 0);
+    AttendCall limited = call;
+    limited.begins = begins.data();
+    attend_all(limited);
 }
 
 }  // namespace kvdb

@@ -39,6 +39,7 @@ void attend_retrieved(const AttendRetrievedCall& call) {
             .state_lse = call.state_lse[row],
             .tail_out = call.tail_out ? call.tail_out + row * value_dim : nullptr,
             .tail_lse = call.tail_out ? call.tail_lse[row] : -INFINITY,
+            .sink = call.sinks ? call.sinks[row / call.n] : -INFINITY,
             .out = static_cast<std::byte*>(call.out) + row * out_bytes,
             .out_dtype = call.out_dtype,
             .lse = call.lse + row,

@@ -1,6 +1,7 @@
 // What all bindings of this module share.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -34,14 +35,13 @@ Rows rows_of(const AnyArray& array, std::int64_t heads, std::int64_t n, int dims
         static_cast<std::int64_t>(array.shape(1)) != n ||
         static_cast<std::int64_t>(array.shape(2)) != dims) {
         fail(std::string(name) + " has shape " + shape_of(array) + "; expected [" +
-             std::to_string(heads) + ", " + std::to_string(n) + ", " +
-             std::to_string(dims) + "]");
+             std::to_string(heads) + ", " + std::to_string(n) + ", " + std::to_string(dims) + "]");
     }
     if (!has_dtype(array, dtype)) {
         fail(std::string(name) + " has the wrong type; expected " +
              (dtype == Dtype::float32 ? "float32" : "uint16, the bits of a 16-bit float"));
     }
-    if (n > 0 && array.stride(2) != 1) {
+    if (n > 0 && dims > 0 && array.stride(2) != 1) {
         fail(std::string(name) + " has stride " + std::to_string(array.stride(2)) +
              " in its last dimension; expected 1 element");
     }
@@ -74,6 +74,18 @@ std::int64_t tokens_of(const AnyArray& array, const char* name) {
              "; expected [heads, tokens, dimensions]");
     }
     return static_cast<std::int64_t>(array.shape(1));
+}
+
+// A logit for each query head, or null where there are none.
+inline const float* checked_sinks(const std::optional<ScoresArray>& sinks, std::int64_t q_heads) {
+    if (!sinks) return nullptr;
+    check_shape(*sinks, {q_heads}, "sinks");
+    for (std::int64_t head = 0; head < q_heads; ++head) {
+        if (!(sinks->data()[head] < INFINITY)) {
+            fail("sinks holds NaN or infinity; expected finite numbers, or -inf for none");
+        }
+    }
+    return sinks->data();
 }
 
 inline Table table_of(const TableArray& table) {

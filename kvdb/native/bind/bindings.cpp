@@ -71,7 +71,8 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
                const CountsArray& counts, std::int64_t causal, float scale, const Array& out,
                const std::optional<LseArray>& lse, const std::optional<LseArray>& top, int kv_begin,
                std::optional<int> kv_end, const std::optional<OffsetsArray>& ends,
-               const OwnedPlacement* placement) {
+               const OwnedPlacement* placement, const std::optional<ScoresArray>& sinks,
+               std::int64_t window) {
     AttendCall call{};
     call.geometry = geometry;
     call.n = tokens_of(q, "q");
@@ -108,6 +109,8 @@ void py_attend(const Geometry& geometry, const ConstArray& q, const TableArray& 
              std::to_string(call.n) + " queries");
     }
     call.ends = ends ? ends->data() : nullptr;
+    call.sinks = checked_sinks(sinks, q_heads);
+    call.window = window;
     call.causal = causal;
     call.scale = scale;
     call.lse = lse ? lse->data() : nullptr;
@@ -222,8 +225,8 @@ NB_MODULE(_native, m) {
                 new (self) Geometry(checked_geometry(dtype, kv_heads, head_dim, block_size,
                                                      value_dim, values_in_keys));
             },
-            "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a = 64,
-            "value_dim"_a = nb::none(), "values_in_keys"_a = false)
+            "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a = 64, "value_dim"_a = nb::none(),
+            "values_in_keys"_a = false)
         .def_ro("dtype", &Geometry::dtype)
         .def_ro("kv_heads", &Geometry::kv_heads)
         .def_ro("head_dim", &Geometry::head_dim)
@@ -242,7 +245,8 @@ NB_MODULE(_native, m) {
           "target_start"_a, "n"_a);
     m.def("attend", &py_attend, "geometry"_a, "q"_a, "table"_a, "counts"_a, "causal"_a, "scale"_a,
           "out"_a, "lse"_a = nb::none(), "top"_a = nb::none(), "kv_begin"_a = 0,
-          "kv_end"_a = nb::none(), "ends"_a = nb::none(), "placement"_a = nb::none());
+          "kv_end"_a = nb::none(), "ends"_a = nb::none(), "placement"_a = nb::none(),
+          "sinks"_a = nb::none(), "window"_a = 0);
     m.def("attend_retrieved", &py_attend_retrieved, "geometry"_a, "table"_a, "offsets"_a, "ids"_a,
           "scores"_a, "scale"_a, "state_out"_a, "state_lse"_a, "out"_a, "lse"_a);
     m.def("merge_tail", &py_merge_tail, "geometry"_a, "state_out"_a, "state_lse"_a, "tail_out"_a,

@@ -98,8 +98,8 @@ class TokenArray {
         }
         const auto size = static_cast<Py_ssize_t>(kinds_.element_bytes());
         if (buffer_.ndim == 3 && buffer_.itemsize == size && buffer_.shape[0] == heads_ &&
-            buffer_.shape[1] == 1 && buffer_.shape[2] == dims_ &&
-            buffer_.strides[2] == size && buffer_.strides[0] % size == 0) {
+            buffer_.shape[1] == 1 && buffer_.shape[2] == dims_ && buffer_.strides[2] == size &&
+            buffer_.strides[0] % size == 0) {
             rows_ = {buffer_.buf, buffer_.strides[0] / size, dims_};
         }
     }

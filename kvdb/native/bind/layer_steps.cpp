@@ -70,9 +70,11 @@ void py_follow(PyLayerSteps& self, const nb::object& options, const nb::object& 
     StepCourse course{};
     if (!plan.is_none()) {
         course.plan = &nb::cast<const PyStep&>(plan).plan;
-        if (course.plan->q_heads != self.steps.q_heads || course.plan->grows_from > blocks) {
+        if (course.plan->q_heads != self.steps.q_heads || course.plan->grows_from > blocks ||
+            course.plan->geometry != geometry) {
             fail("the plan is of another run");
         }
+        if (self.steps.window > 0) fail("what a window shows is read whole; expected no plan");
     }
     course.table = addresses.data();
     course.counts = filled.data();
@@ -207,8 +209,21 @@ void bind_layer_steps(nb::module_& m) {
         .def_ro("gather_ns", &StepTotals::gather_ns)
         .def_ro("tokens", &StepTotals::tokens);
     nb::class_<PyLayerSteps>(m, "LayerSteps")
-        .def(nb::init<const Geometry&, int, float, const nb::object&>(), "geometry"_a, "q_heads"_a,
-             "scale"_a, "like"_a)
+        .def(
+            "__init__",
+            [](PyLayerSteps* self, const Geometry& geometry, int q_heads, float scale,
+               const nb::object& like, std::int64_t window) {
+                if (window < 0) fail("window is below 0");
+                new (self) PyLayerSteps(geometry, q_heads, scale, like, window);
+            },
+            "geometry"_a, "q_heads"_a, "scale"_a, "like"_a, "window"_a = 0)
+        .def(
+            "set_sinks",
+            [](PyLayerSteps& self, const std::optional<ScoresArray>& sinks) {
+                const float* data = checked_sinks(sinks, self.steps.q_heads);
+                self.steps.set_sinks({data, data + (data ? self.steps.q_heads : 0)});
+            },
+            "sinks"_a.none())
         .def("follow", &py_follow, "options"_a, "plan"_a.none(), "table"_a, "counts"_a, "blocks"_a,
              "placement"_a.none(), "tokens"_a, "steps"_a, "facts"_a)
         .def(

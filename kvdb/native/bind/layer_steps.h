@@ -16,8 +16,9 @@ struct PyLayerSteps {
     std::vector<nb::object> owners;
     std::unique_ptr<OwnedPlacement> placement;
 
-    PyLayerSteps(const Geometry& geometry, int q_heads, float scale, const nb::object& like)
-        : steps(geometry, q_heads, scale),
+    PyLayerSteps(const Geometry& geometry, int q_heads, float scale, const nb::object& like,
+                 std::int64_t window)
+        : steps(geometry, q_heads, scale, window),
           kinds(geometry.dtype, like),
           shape(nb::make_tuple(q_heads, 1, geometry.value_dim)) {}
 

@@ -96,8 +96,8 @@ class PySharedStep {
         return at;
     }
 
-    void put(const PySharedRing& ring, std::uint64_t offset, const TokenArray& array,
-             int heads, int dims) const {
+    void put(const PySharedRing& ring, std::uint64_t offset, const TokenArray& array, int heads,
+             int dims) const {
         const Rows& rows = array.rows();
         const auto row = static_cast<std::size_t>(bytes_of(1, dims));
         std::byte* to = place(ring, offset, bytes_of(heads, dims));

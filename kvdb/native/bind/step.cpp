@@ -137,7 +137,8 @@ PyStep make_step(const Geometry& geometry, int q_heads, float scale, const PyRea
 std::vector<StepResult> py_run(const PyStep& step, const ConstArray& q,
                                const std::vector<std::int64_t>& queries, bool causal,
                                const TableArray& table, const CountsArray& counts, const Array& out,
-                               const LogsArray& logs, bool observed, bool judged) {
+                               const LogsArray& logs, bool observed, bool judged,
+                               const std::optional<ScoresArray>& sinks) {
     const StepPlan& plan = step.plan;
     const Geometry& geometry = plan.geometry;
     const std::int64_t n = tokens_of(q, "q"), heads = plan.q_heads;
@@ -153,6 +154,7 @@ std::vector<StepResult> py_run(const PyStep& step, const ConstArray& q,
              std::to_string(plan.grows_from));
     }
     const auto width = static_cast<std::int64_t>(geometry.element_bytes());
+    const float* given_sinks = checked_sinks(sinks, heads);
     std::vector<PlannedCall> calls;
     for (std::int64_t i = 0; i < asked; ++i) {
         const std::int64_t query = queries[i];
@@ -165,6 +167,7 @@ std::vector<StepResult> py_run(const PyStep& step, const ConstArray& q,
         call.counts = counts.data();
         call.blocks = blocks;
         call.unseen = causal ? n - 1 - query : 0;
+        call.sinks = given_sinks;
         call.out = static_cast<char*>(to.data) + i * heads * geometry.value_row_bytes();
         call.lse = own;
         call.read_lse = own + heads;
@@ -263,7 +266,7 @@ void bind_step(nb::module_& m) {
             "searches"_a, "whole"_a, "tokens"_a, "guards"_a.none(), "ranges"_a.none(),
             "found_share_max"_a, "whole_share_max"_a, "bound_max"_a)
         .def("run", &py_run, "q"_a, "queries"_a, "causal"_a, "table"_a, "counts"_a, "out"_a,
-             "logs"_a, "observed"_a, "judged"_a)
+             "logs"_a, "observed"_a, "judged"_a, "sinks"_a = nb::none())
         .def("observations", &py_observations_of, "result"_a, "top"_a.none(), "lse"_a);
 }
 

@@ -158,7 +158,21 @@ struct DecodeStep {
                 scores[t / tokens * Isa::width + r * tokens + t % tokens] = -__builtin_inff();
             }
         }
+        if (item.begins) mask_before(item, tile, rows, scores);
         if (tile.any_hidden()) hide(tile, scores);
+    }
+
+    // Masks tokens before the first that a row sees.
+    static void mask_before(const AttendItem& item, const DecodeTile& tile, const DecodeRows& rows,
+                            float* scores) {
+        for (int r = 0; r < R; ++r) {
+            const std::int64_t row = rows.first_row + r;
+            const std::int64_t first =
+                first_visible(item, row < item.row_end ? row : item.row_end - 1) - tile.begin;
+            for (int t = 0; t < first && t < tile.count; ++t) {
+                scores[t / tokens * Isa::width + r * tokens + t % tokens] = -__builtin_inff();
+            }
+        }
     }
 
     static void hide(const DecodeTile& tile, float* scores) {
@@ -218,8 +232,8 @@ struct DecodeStep {
     // One group, two rows at a time, so that all dimensions fit the registers and a row of values
     // is read from end to end. (Parts of rows would be read with gaps, which halves the speed of
     // memory; the second time, the group is in the L1 cache.)
-    static void add_group(int value_dim, int apart, const T* values, const T* const* stream, int count,
-                          const float* weights, const DecodeRows& rows) {
+    static void add_group(int value_dim, int apart, const T* values, const T* const* stream,
+                          int count, const float* weights, const DecodeRows& rows) {
         constexpr int dims = Op::value_dims;
         constexpr int vectors = Isa::registers / 2 / rows_together;
         constexpr int most = (vectors < 8 ? vectors : 8) / Op::value_vectors;  // loads
@@ -245,8 +259,8 @@ struct DecodeStep {
 
     template <int loads, bool tail>
     KVDB_INLINE static void add_values(int value_dim, int apart, const T* value,
-                                       const T* const* stream, int r, int count, const float* weight, float* sums_at,
-                                       std::int64_t stride) {
+                                       const T* const* stream, int r, int count,
+                                       const float* weight, float* sums_at, std::int64_t stride) {
         constexpr int dims = Op::value_dims;
         constexpr int vectors = loads * Op::value_vectors;
         f32 sums[rows_together][vectors];
@@ -261,8 +275,8 @@ struct DecodeStep {
             KVDB_UNROLL
             for (int t = 0; t < tokens; t += Op::per_lane, value += Op::per_lane * apart) {
                 if (stream) {
-                    prefetch(stream, (first + t) * apart, Op::per_lane * apart,
-                             r / rows_together, R / rows_together);
+                    prefetch(stream, (first + t) * apart, Op::per_lane * apart, r / rows_together,
+                             R / rows_together);
                 }
                 f32 v[vectors];
                 KVDB_UNROLL

@@ -176,10 +176,30 @@ class DecodeTiles : DecodeWalk<DecodeTiles<Isa>, Isa, BFloat16> {
             float* at = scores + t * rows_max;
             Isa::store(at, seen > t ? Isa::template load<f32>(at) : none);
         }
+        if (item_.begins) mask_before(tokens, scores);
         if (!tokens.any_hidden()) return;
         static_assert(DecodeTile::tokens_max <= 64);
         for (std::uint64_t bits = tokens.hidden[0]; bits; bits &= bits - 1) {
             Isa::store(scores + __builtin_ctzll(bits) * rows_max, none);
+        }
+    }
+
+    // Masks tokens before the first that a row sees.
+    void mask_before(const DecodeTile& tokens, float* scores) const {
+        i32 first{};
+        int most = 0;
+        for (int r = 0; r < rows_max; ++r) {
+            const std::int64_t row = item_.row_begin + (r < rows_ ? r : rows_ - 1);
+            const std::int64_t count = first_visible(item_, row) - tokens.begin;
+            first[r] = count < 0              ? 0
+                       : count < tokens.count ? static_cast<int>(count)
+                                              : tokens.count;
+            if (first[r] > most) most = first[r];
+        }
+        const f32 none = Isa::splat(-__builtin_inff());
+        for (int t = 0; t < most; ++t) {
+            float* at = scores + t * rows_max;
+            Isa::store(at, first > t ? none : Isa::template load<f32>(at));
         }
     }
 
@@ -206,8 +226,8 @@ class DecodeTiles : DecodeWalk<DecodeTiles<Isa>, Isa, BFloat16> {
         Isa::store(row_sum, sum);
         for (int r = 0; r < rows_; ++r) {
             if (rise[r] == 1) continue;
-            float* row = state(head) + r * head_dim_;
-            for (int i = 0; i < head_dim_; i += Isa::width) {
+            float* row = state(head) + r * value_dim_;
+            for (int i = 0; i < value_dim_; i += Isa::width) {
                 Isa::store(row + i, Isa::template load<f32>(row + i) * rise[r]);
             }
         }

@@ -20,36 +20,42 @@ class Finish {
     }
 
   private:
+    static constexpr float none = -__builtin_inff();
+    static constexpr float ln2 = 0.693147180559945f, log2e = 1.44269504088896f;
+
     template <class Out>
     static void write(const FinishItem& item) {
         for (int head = 0; head < item.heads; ++head) {
             for (std::int64_t r = item.row_begin; r < item.row_end; ++r) {
                 const std::int64_t local = head * item.state.rows + r - item.row_begin;
-                const float base = largest_max(item, local);
-                alignas(64) float values[kHeadDimMax];
-                for (int i = 0; i < item.value_dim; i += Isa::width) Isa::store(values + i, f32{});
-                const float sum = merge(item, local, base, values);
-                const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
-                store_row(values, inverse, item.value_dim, row_of<Out>(item.out, item, head, r));
                 const std::int64_t q_head =
                     std::int64_t{item.kv_head + head} * item.group + r % item.group;
+                const float sink = item.sinks ? item.sinks[q_head] * log2e : none;
+                const float most = largest_max(item, local);
+                const float base = sink > most || most == none ? (sink > none ? sink : 0) : most;
+                alignas(64) float values[kHeadDimMax];
+                for (int i = 0; i < item.value_dim; i += Isa::width) Isa::store(values + i, f32{});
+                const float read = merge(item, local, base, values);
+                const float sum = sink > none ? read + __builtin_exp2f(sink - base) : read;
+                const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
+                store_row(values, inverse, item.value_dim, row_of<Out>(item.out, item, head, r));
                 const std::int64_t at = q_head * item.lse_stride + r / item.group;
-                constexpr float ln2 = 0.693147180559945f;
-                constexpr float none = -__builtin_inff();
                 if (item.lse) item.lse[at] = sum == 0 ? none : base * ln2 + __builtin_logf(sum);
-                if (item.top) item.top[at] = sum == 0 ? none : base * item.top_factor;
+                const bool seen = sink > none ? most > none : sum != 0;
+                const float top = most > none ? most : 0;
+                if (item.top) item.top[at] = seen ? top * item.top_factor : none;
             }
         }
     }
 
-    // 0 for a row that saw nothing, for which -inf - -inf would be NaN.
+    // -inf for a row that saw nothing.
     static float largest_max(const FinishItem& item, std::int64_t local) {
-        float max = -__builtin_inff();
+        float max = none;
         for (int s = 0; s < item.splits; ++s) {
             const float other = item.state.max[s * item.step + local];
             if (other > max) max = other;
         }
-        return max == -__builtin_inff() ? 0.0f : max;
+        return max;
     }
 
     // Adds up the states' values, relative to exp2(base), and returns the sum of their sums.

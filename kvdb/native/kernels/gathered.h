@@ -27,8 +27,8 @@ struct Gathered {
                 continue;
             }
             const int tokens = tile.tokens_in(g);
-            keys[g] = copy(tile.rows + g * kGroup, tokens, key_head, geometry.key_row_bytes(),
-                           scratch);
+            keys[g] =
+                copy(tile.rows + g * kGroup, tokens, key_head, geometry.key_row_bytes(), scratch);
             values[g] = geometry.values_in_keys
                             ? keys[g]
                             : copy(tile.value_rows + g * kGroup, tokens, value_head,

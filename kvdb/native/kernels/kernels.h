@@ -46,6 +46,7 @@ struct AttendItem {
     const std::int64_t* ends;  // ascending, or null
     std::int64_t visible_first;
     int visible_step;
+    const std::int64_t* begins;  // ascending, or null: query i sees nothing before begins[i]
     float scale_log2e;
     State state;
     std::byte* scratch;
@@ -74,7 +75,8 @@ struct DequantizeItem {
     std::int64_t key_stride, value_stride;  // bytes
 };
 
-// Divides and writes rows [row_begin, row_end): the log-sum-exp merge of consecutive states.
+// Divides and writes rows [row_begin, row_end): the log-sum-exp merge of consecutive states. sinks:
+// optional, [q_heads], logits that weigh in the softmax and have no value; -inf for none.
 struct FinishItem {
     State state;  // the first
     int splits;
@@ -85,12 +87,13 @@ struct FinishItem {
     float* top;  // optional, as lse: the largest q.k, which is top_factor times the maximum kept
     float top_factor;
     std::int64_t lse_stride;
+    const float* sinks;
     int kv_head, heads, group, value_dim;
     std::int64_t row_begin, row_end;
 };
 
 // The attention of one row over chosen tokens of its KV head, merged with one or two states that
-// the row already has.
+// the row already has, and with a logit that has no value.
 struct RetrievedItem {
     Geometry geometry;
     const std::uint64_t* table;
@@ -103,7 +106,8 @@ struct RetrievedItem {
     float state_lse;
     const float* tail_out;  // [value_dim] of another state, or null
     float tail_lse;
-    void* out;  // [value_dim]
+    float sink;  // -inf for none
+    void* out;   // [value_dim]
     Dtype out_dtype;
     float* lse;
 };

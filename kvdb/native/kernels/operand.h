@@ -106,4 +106,9 @@ KVDB_INLINE std::int64_t visible(const auto& item, std::int64_t row) {
     return item.ends ? item.ends[query] : item.visible_first + query * item.visible_step;
 }
 
+// The first of them.
+KVDB_INLINE std::int64_t first_visible(const auto& item, std::int64_t row) {
+    return item.begins ? item.begins[row / item.group] : 0;
+}
+
 }  // namespace kvdb::kernels

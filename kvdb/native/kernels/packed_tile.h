@@ -18,7 +18,7 @@ class PackedTile {
 
   public:
     static constexpr int panel = Isa::tile_vectors * Isa::width;
-    static_assert(tile_tokens % panel == 0);
+    static_assert(tile_tokens % panel == 0 && panel % (Product::depth_step * Op::per_lane) == 0);
 
     static std::size_t scratch_floats(const Geometry& geometry) {
         return std::size_t{tile_tokens} * (round_up(geometry.head_dim, kLanePadding) +
@@ -43,8 +43,11 @@ class PackedTile {
     int depth() const { return depth_; }
     // The panel of keys that begins with a token: [depth][panel].
     const float* keys(int token) const { return keys_ + token * depth_; }
-    // The panel of values that begins with a dimension: [tokens / per_lane][its width].
-    const float* values(int dim) const { return values_ + dim * value_depth_; }
+    // The panel of values that begins with a dimension, [tokens / per_lane][its width], from one of
+    // its rows on.
+    const float* values(int dim, int row) const {
+        return values_ + dim * value_depth_ + row * panel_width(dim);
+    }
     int value_vectors(int dim) const { return panel_width(dim) / Isa::width; }
 
   private:

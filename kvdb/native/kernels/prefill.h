@@ -110,30 +110,33 @@ class Prefill {
         for (int t = 0; t < tile_tokens; ++t) hidden_[t] = tile.hidden[t / 64] >> t % 64 & 1;
     }
 
-    // Rows [first, first + block_rows) over one tile.
+    // Rows [first, first + block_rows) over one tile. What none of them sees is left out, in whole
+    // panels at its beginning.
     void attend(const PrefillTile& tile, std::int64_t first) {
         const std::int64_t count = rows_ - first < block_rows ? rows_ - first : block_rows;
         const std::int64_t padded = round_up(count, Product::rows);
-        const int tokens = seen(tile, first + count - 1);
-        if (tokens == 0) return;
-        for (int t = 0; t < tokens; t += panel) {
+        const int tokens = seen(tile, first + count - 1), unseen = before(tile, first);
+        if (unseen >= tokens) return;
+        const int begin = unseen / panel * panel;
+        for (int t = begin; t < tokens; t += panel) {
             for (std::int64_t r = 0; r < padded; r += Product::rows) {
                 ahead_.step();
                 product_.template scaled<Isa::tile_vectors>(
                     query_ + (first + r) * query_stride_, query_stride_, packed_.keys(t),
-                    packed_.depth(),
-                    scores_ + r * tile_tokens + t, tile_tokens, item_.scale_log2e);
+                    packed_.depth(), scores_ + r * tile_tokens + t, tile_tokens, item_.scale_log2e);
             }
         }
         for (std::int64_t r = 0; r < padded; r += Isa::width) {
-            softmax(tile, tokens, first + r, r, count - r);
+            softmax(tile, begin, tokens, first + r, r, count - r);
         }
 
-        const int used = weights_end(tokens) / Op::per_lane;
+        const int skipped = begin / Op::per_lane;
+        const int used = weights_end(tokens) / Op::per_lane - skipped;
         for (int d = 0; d < round_up(value_dim_, Op::value_dims); d += panel) {
             for (std::int64_t r = 0; r < padded; r += Product::rows) {
                 ahead_.step();
-                add(packed_.value_vectors(d), scores_ + r * tile_tokens, packed_.values(d), used,
+                add(packed_.value_vectors(d), scores_ + r * tile_tokens + skipped,
+                    packed_.values(d, skipped), used,
                     item_.state.values + (first + r) * stride_ + d, decay_ + r);
             }
         }
@@ -163,15 +166,22 @@ class Prefill {
         return tokens < 0 ? 0 : tokens < tile.count ? static_cast<int>(tokens) : tile.count;
     }
 
+    // The number of its first tokens that come before all that the row sees.
+    int before(const PrefillTile& tile, std::int64_t row) const {
+        if (!item_.begins) return 0;
+        const std::int64_t tokens = first_visible(item_, item_.row_begin + row) - tile.begin;
+        return tokens < 0 ? 0 : tokens < tile.count ? static_cast<int>(tokens) : tile.count;
+    }
+
     // Tokens of a tile whose weights the product takes, where rows see the first `tokens`.
     static int weights_end(int tokens) {
         return static_cast<int>(round_up(tokens, Product::depth_step * Op::per_lane));
     }
 
     // Turns the scores of the next Isa::width rows, of which there are `left` (or none, behind the
-    // last), into weights, in place, for the first `tokens` of the tile.
-    void softmax(const PrefillTile& tile, int tokens, std::int64_t row, std::int64_t local,
-                 std::int64_t left) {
+    // last), into weights, in place, for tokens [begin, tokens) of the tile.
+    void softmax(const PrefillTile& tile, int begin, int tokens, std::int64_t row,
+                 std::int64_t local, std::int64_t left) {
         const int rows = left < Isa::width ? static_cast<int>(left < 0 ? 0 : left) : Isa::width;
         f32 each[Isa::width];
         int ends[Isa::width];
@@ -181,9 +191,11 @@ class Prefill {
             const int own = seen(tile, row + r);
             ends[r] = static_cast<int>(round_up(own, Isa::width));
             for (int t = own; t < ends[r]; ++t) scores[t] = -__builtin_inff();
-            if (tile.any_hidden()) hide(scores, ends[r]);
+            const int unseen = before(tile, row + r);
+            for (int t = begin; t < unseen && t < own; ++t) scores[t] = -__builtin_inff();
+            if (tile.any_hidden()) hide(scores, begin, ends[r]);
             f32 largest = each[r];
-            for (int t = 0; t < ends[r]; t += Isa::width) {
+            for (int t = begin; t < ends[r]; t += Isa::width) {
                 largest = Isa::max(largest, Isa::template load<f32>(scores + t));
             }
             each[r] = largest;
@@ -204,21 +216,22 @@ class Prefill {
             float* scores = scores_ + (local + r) * tile_tokens;
             const f32 row_base = Isa::splat(bases[r]);
             f32 sum{};
-            for (int t = 0; t < ends[r]; t += Isa::width) {
+            for (int t = begin; t < ends[r]; t += Isa::width) {
                 const f32 weights = simd::exp2<Isa>(Isa::template load<f32>(scores + t) - row_base);
                 Op::store_weights(scores, t, weights);
                 sum += weights;
             }
-            for (int t = ends[r]; t < end; t += Isa::width) Op::store_weights(scores, t, f32{});
+            const int behind = ends[r] > begin ? ends[r] : begin;
+            for (int t = behind; t < end; t += Isa::width) Op::store_weights(scores, t, f32{});
             each[r] = sum;
         }
         float* sums = item_.state.sum + row;
         Isa::store(sums, Isa::template load<f32>(sums) * decay + simd::sum_each<Isa>(each));
     }
 
-    void hide(float* scores, int end) const {
+    void hide(float* scores, int begin, int end) const {
         const f32 none = Isa::splat(-__builtin_inff());
-        for (int t = 0; t < end; t += Isa::width) {
+        for (int t = begin; t < end; t += Isa::width) {
             const i32 hidden = Isa::template load<i32>(hidden_ + t);
             Isa::store(scores + t, hidden != 0 ? none : Isa::template load<f32>(scores + t));
         }
@@ -230,8 +243,8 @@ class Prefill {
     const std::int64_t query_stride_;
     const std::int64_t stride_;  // of what is added up
     float* const query_;         // [rows][query_stride]
-    float* const scores_;  // [block_rows][tile_tokens], then weights
-    float* const decay_;   // [block_rows]
+    float* const scores_;        // [block_rows][tile_tokens], then weights
+    float* const decay_;         // [block_rows]
     Packed packed_;
     float* const gathered_;
     std::int32_t view_ = -1;

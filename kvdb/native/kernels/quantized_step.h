@@ -178,6 +178,9 @@ struct QuantizedStep {
             int t = tile.count;
             if (seen < t) t = seen < 0 ? 0 : static_cast<int>(seen);
             for (; t < tile.groups() * kQuantizedGroup; ++t) scores[r][t] = -__builtin_inff();
+            const std::int64_t first =
+                first_visible(item, row < item.row_end ? row : item.row_end - 1) - tile.begin;
+            for (t = 0; t < first && t < tile.count; ++t) scores[r][t] = -__builtin_inff();
             for (std::uint64_t bits = tile.hidden; bits; bits &= bits - 1) {
                 scores[r][__builtin_ctzll(bits)] = -__builtin_inff();
             }

@@ -30,6 +30,7 @@ class Retrieved {
             for (int i = 0; i < item.geometry.value_dim; ++i) sums[i] += weight * item.tail_out[i];
             total += weight;
         }
+        if (item.sink > -__builtin_inff()) total += __builtin_expf(item.sink - top);
         const bool quantized = item.count && format_of(item.table[0]) != BlockFormat::raw;
         alignas(64) float rotated[kHeadDimMax];
         if (quantized) clear(rotated, item.geometry.value_dim);
@@ -58,7 +59,7 @@ class Retrieved {
         for (int i = 0; i < dims; i += Isa::width) Isa::store(sums + i, f32{});
     }
 
-    // The largest of the scaled scores and the states' lse; 0 if there are none.
+    // The largest of the scaled scores, the states' lse and the sink; 0 if there are none.
     static float largest(const RetrievedItem& item) {
         float top = -__builtin_inff();
         for (std::int64_t t = 0; t < item.count; ++t) {
@@ -67,6 +68,7 @@ class Retrieved {
         top *= item.scale;
         if (item.state_lse > top) top = item.state_lse;
         if (item.tail_lse > top) top = item.tail_lse;
+        if (item.sink > top) top = item.sink;
         return top == -__builtin_inff() ? 0.0f : top;
     }
 
@@ -154,8 +156,7 @@ class Retrieved {
         const std::int64_t block = token / item.geometry.block_size;
         const auto* base = reinterpret_cast<const std::byte*>(item.table[block]);
         return reinterpret_cast<const T*>(
-            base +
-            item.geometry.value_at(item.kv_head, token - block * item.geometry.block_size));
+            base + item.geometry.value_at(item.kv_head, token - block * item.geometry.block_size));
     }
 
     template <class Out>

@@ -75,7 +75,8 @@ bool finite(const Geometry& geometry, int heads, std::int64_t n, int dims, const
     switch (geometry.dtype) {
         case Dtype::float32:
             return rows_finite<std::uint32_t>(geometry, heads, n, dims, rows, 0x7f800000);
-        case Dtype::float16: return rows_finite<std::uint16_t>(geometry, heads, n, dims, rows, 0x7c00);
+        case Dtype::float16:
+            return rows_finite<std::uint16_t>(geometry, heads, n, dims, rows, 0x7c00);
         case Dtype::bfloat16: break;
     }
     return rows_finite<std::uint16_t>(geometry, heads, n, dims, rows, 0x7f80);

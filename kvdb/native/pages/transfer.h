@@ -20,9 +20,9 @@ struct NotFinite {
     std::int64_t token;  // of the input
 };
 
-// Writes n tokens at [start, start + n); values are not looked at where a block has none of its own.
-// If an element is NaN or infinite, returns the first such token, keys before values; then what
-// [start, start + n) holds is unspecified.
+// Writes n tokens at [start, start + n); values are not looked at where a block has none of its
+// own. If an element is NaN or infinite, returns the first such token, keys before values; then
+// what [start, start + n) holds is unspecified.
 std::optional<NotFinite> append(const Geometry& geometry, const Table& table, std::int64_t start,
                                 std::int64_t n, const Rows& keys, const Rows& values);
 

@@ -25,7 +25,7 @@ class Sharing {
         : steps_(steps), tokens_min_(tokens_min) {
         std::vector<std::size_t> unmoved;
         for (std::size_t i = 0; i < steps.size(); ++i) {
-            if (steps[i].run.placement) {
+            if (steps[i].run.placement || steps[i].window) {
                 alone.push_back(blocks({i}, 0, steps[i].run.blocks));
             } else {
                 unmoved.push_back(i);
@@ -135,8 +135,19 @@ class ExactSteps {
         all.out_dtype = geometry_.dtype;
         all.lse = step.lse;
         all.top = step.top;
+        all.sinks = step.sinks;
+        all.window = step.window;
         attend(all);
-        step.nbytes = payload_bytes(geometry_, step.run);
+        step.nbytes = payload_bytes(geometry_, seen_of(step));
+    }
+
+    // The blocks of its run that a step reads.
+    static Run seen_of(const ExactStep& step) {
+        Run seen = step.run;
+        if (step.window == 0) return seen;
+        std::int64_t tokens = 0, block = seen.blocks;
+        while (block > 0 && tokens < step.window) tokens += seen.counts[--block];
+        return {seen.table + block, seen.counts + block, seen.blocks - block};
     }
 
     // One call whose queries are those of all steps, as if they were tokens of one session.
@@ -165,8 +176,11 @@ class ExactSteps {
         shared.out_dtype = Dtype::float32;
         shared.lse = lse.data();
         shared.top = top.data();
+        const ExactStep& first = steps_[blocks.steps[0]];
+        shared.window = first.window;  // where there is one, the step is alone
         attend(shared);
-        const std::int64_t nbytes = payload_bytes(geometry_, shared.run);
+        const std::int64_t nbytes =
+            payload_bytes(geometry_, first.window ? seen_of(first) : shared.run);
         for (std::int64_t i = 0; i < n; ++i) {
             SharedState state;
             state.out.assign(out.begin() + i * elements, out.begin() + (i + 1) * elements);
@@ -199,6 +213,7 @@ class ExactSteps {
             merged.tail_lse = i > 0 ? states[i].lse.data() : nullptr;
             merged.out = last ? step.out : first.out.data();
             merged.out_dtype = last ? geometry_.dtype : Dtype::float32;
+            merged.sinks = last ? step.sinks : nullptr;
             merged.lse = last ? step.lse : first.lse.data();
             attend_retrieved(merged);
         }

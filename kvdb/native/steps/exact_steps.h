@@ -14,6 +14,8 @@ struct ExactStep {
     void* out;            // [q_heads][1][value_dim] of the geometry's type, contiguous
     float* lse;           // [q_heads]
     float* top;           // [q_heads] the largest q.k, or null
+    const float* sinks;   // optional, [q_heads]; see AttendCall
+    std::int64_t window;  // the query sees the last so many tokens; 0: all
     std::int64_t nbytes;  // out: of keys and values; of what was shared, the session's part
 };
 

@@ -65,8 +65,8 @@ class Answers {
             float* logs = layer.logs();
             calls.push_back({course.plan,
                              {tokens_[i].q, course.table, course.counts, course.blocks, 0,
-                              tokens_[i].out, logs, logs + layer.q_heads, logs + 2 * layer.q_heads,
-                              layer.observes_next(), Unlike::refused}});
+                              layer.sinks(), tokens_[i].out, logs, logs + layer.q_heads,
+                              logs + 2 * layer.q_heads, layer.observes_next(), Unlike::refused}});
             numbers.push_back(i);
         }
         if (calls.empty()) return true;
@@ -111,6 +111,8 @@ class Answers {
                              tokens_[i].out,
                              layer.logs(),
                              layer.observes_next() ? layer.logs() + 3 * layer.q_heads : nullptr,
+                             layer.sinks(),
+                             layer.window,
                              0});
         }
         const LayerSteps& first = *tokens_[0].layer;
@@ -118,8 +120,9 @@ class Answers {
         share_time(whole_, started);
         for (std::size_t number = 0; number < steps.size(); ++number) {
             StepTotals& spent = spent_[whole_[number]];
-            const auto tokens = static_cast<double>(tokens_[whole_[number]].layer->tokens() + 1);
-            spent.scanned = spent.retrieved = tokens;
+            const LayerSteps& layer = *tokens_[whole_[number]].layer;
+            spent.scanned = spent.retrieved =
+                static_cast<double>(layer.seen_of(layer.tokens() + 1));
             spent.nbytes += steps[number].nbytes;
         }
         for (const auto& [i, result] : unshown_) {
@@ -170,10 +173,11 @@ class Answers {
 
 }  // namespace
 
-LayerSteps::LayerSteps(const Geometry& geometry, int q_heads, float scale)
+LayerSteps::LayerSteps(const Geometry& geometry, int q_heads, float scale, std::int64_t window)
     : geometry(geometry),
       q_heads(q_heads),
       scale(scale),
+      window(window),
       last_query_(q_heads * geometry.key_row_bytes()),
       logs_(4 * q_heads) {
     check_attendable(geometry);
@@ -186,7 +190,7 @@ bool LayerSteps::goes_on() const {
 }
 
 int LayerSteps::threads() const {
-    return course_.plan ? ThreadPool::threads() : attend_threads(geometry, course_.tokens);
+    return course_.plan ? ThreadPool::threads() : attend_threads(geometry, seen_of(course_.tokens));
 }
 
 bool LayerSteps::append(const TokenStep& token) {

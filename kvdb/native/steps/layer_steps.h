@@ -59,7 +59,16 @@ struct TokenStep {
 
 class LayerSteps {
   public:
-    LayerSteps(const Geometry& geometry, int q_heads, float scale);
+    // window: a query sees the last so many tokens, its own among them; 0: all.
+    LayerSteps(const Geometry& geometry, int q_heads, float scale, std::int64_t window);
+
+    // [q_heads] a logit of each head, which weighs in the softmax and has no value; empty for none.
+    void set_sinks(std::vector<float> sinks) { sinks_ = std::move(sinks); }
+    const float* sinks() const { return sinks_.empty() ? nullptr : sinks_.data(); }
+    // How many of so many tokens a query sees.
+    std::int64_t seen_of(std::int64_t tokens) const {
+        return window > 0 && window < tokens ? window : tokens;
+    }
 
     void follow(StepCourse course) { course_ = std::move(course); }
     void stop();
@@ -111,6 +120,7 @@ class LayerSteps {
     const Geometry geometry;
     const int q_heads;
     const float scale;
+    const std::int64_t window;
 
   private:
     std::size_t answer_bytes() const { return q_heads * geometry.value_row_bytes(); }
@@ -128,7 +138,7 @@ class LayerSteps {
     std::vector<SampledQuery> samples_;
     std::int64_t recent_most_ = 0, recent_next_ = 0;  // how many are kept, and how many were
     RecentSteps recent_;                              // a ring of them
-    std::vector<float> logs_;
+    std::vector<float> logs_, sinks_;
 };
 
 // Appends a token of each session and answers its query: all of them or none. Where it returns

@@ -92,6 +92,7 @@ struct StepCall {
     const std::int32_t* counts;
     std::int64_t blocks;
     std::int64_t unseen = 0;  // how many of the window's last tokens come after the query
+    const float* sinks;       // optional, [q_heads]; see AttendCall. They count as read
     void* out;                // [q_heads][1][value_dim] of the geometry's type
     float* lse;               // [q_heads]
     float* read_lse;          // [q_heads] over the tokens read, without estimates

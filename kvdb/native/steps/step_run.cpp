@@ -95,6 +95,7 @@ void StepRun::begin() {
         window_bytes_ += bytes_of(plan_, plan_.sinks);
         if (call_.observed) raise(top, result_.shown.window_top);
     }
+    if (call_.sinks) add_sinks(window_, call_.sinks);
     rotate_back(plan_.geometry, plan_.q_heads, 1, call_.query, {}, rows_of(query_.data()), true);
     if (!all_finite(query_)) throw std::invalid_argument("q holds NaN or infinity");
     finite_ = true;

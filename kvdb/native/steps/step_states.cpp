@@ -67,6 +67,17 @@ void merge_into(const StepPlan& plan, States& states, const States& other) {
                  states.lse.data());
 }
 
+void add_sinks(States& states, const float* sinks) {
+    const std::size_t value_dim = states.out.size() / states.lse.size();
+    for (std::size_t row = 0; row < states.lse.size(); ++row) {
+        const float before = states.lse[row];
+        states.lse[row] = log_sum(before, sinks[row]);
+        if (before == -INFINITY) continue;  // out is zero
+        const float share = std::exp(before - states.lse[row]);
+        for (std::size_t i = 0; i < value_dim; ++i) states.out[row * value_dim + i] *= share;
+    }
+}
+
 float log_sum(float a, float b) {
     if (std::isnan(a) || std::isnan(b)) return NAN;
     const double most = std::max(a, b);

@@ -29,6 +29,9 @@ void merge_states(const StepPlan& plan, const States& from, const States* other,
                   Dtype out_dtype, float* lse);
 void merge_into(const StepPlan& plan, States& states, const States& other);
 
+// Adds a logit of each query head, which has no value; -inf for none.
+void add_sinks(States& states, const float* sinks);
+
 // log(exp(a) + exp(b)); NaN if one is.
 float log_sum(float a, float b);
 

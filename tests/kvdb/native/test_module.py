@@ -95,7 +95,7 @@ def some_moved():
         ({"view": np.array([-2], np.int32)}, r"view\[0\] is -2"),
         ({"sin": np.zeros((2, 7), np.float32)}, r"sin has shape \[2, 7\]; expected that of cos, \[2, 8\]"),
         ({"sin": np.zeros((1, 8), np.float32)}, "sin has shape"),
-        ({name: np.zeros((2, 129), np.float32) for name in ("cos", "sin")}, "angles of 129 pairs; expected 128 at most"),
+        ({name: np.zeros((2, 321), np.float32) for name in ("cos", "sin")}, "angles of 321 pairs; expected 320 at most"),
         ({"hidden": np.zeros((2, 2), np.uint64)}, r"hidden has shape \[2, 2\]; expected \[3, "),
         ({"hidden": np.zeros((3, 0), np.uint64)}, "hidden has shape"),
         ({"hidden": np.zeros((3, 17), np.uint64)}, "hidden has shape"),

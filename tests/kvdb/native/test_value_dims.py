@@ -123,7 +123,7 @@ def test_found_tokens_and_tails_are_merged_into_a_state(dtype, of):
     heads, scale, total = 4, of[0] ** -0.5, sum(counts)
     q = random((heads, 1, of[0]), dtype, 2)
     scores = (q.astype(np.float32).reshape(2, 2, of[0]) @ k.astype(np.float32).swapaxes(1, 2)).reshape(heads, total)
-    before, behind = range(0, 9), range(30, total)
+    before, behind = range(9), range(30, total)
     parts = [attention(q, k[:, list(some)], v[:, list(some)], scale) for some in (before, behind)]
     states = [(out.astype(np.float32), lse.astype(np.float32)) for out, lse in parts]
     ids = np.tile(np.arange(9, 30, dtype=np.int32), heads)
