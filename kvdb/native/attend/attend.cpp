@@ -179,11 +179,14 @@ class Attention {
                 attend_item(index / splits, index % splits, slot, index);
             });
             const bool inlined = splits * state_rows_ * row_floats_ < kInlineMerged;
-            pool.run(outputs * plan_.heads, inlined ? 1 : plan_.threads,
-                     [&](std::int64_t item, int) {
-                         const std::int64_t output = item / plan_.heads;
-                         finish(output, output * splits, static_cast<int>(item % plan_.heads), 1);
-                     });
+            const int threads = inlined ? 1 : plan_.threads;
+            // A thread for each KV head, or, where an item has but one, for some of its rows.
+            const std::int64_t pieces = plan_.prefill ? threads : 1;
+            pool.run(outputs * plan_.heads * pieces, threads, [&](std::int64_t item, int) {
+                const std::int64_t output = item / plan_.heads / pieces;
+                const int head = static_cast<int>(item / pieces % plan_.heads);
+                finish(output, output * splits, head, 1, item % pieces, pieces);
+            });
         }
     }
 
@@ -262,9 +265,17 @@ class Attention {
         kernel()(item);
     }
 
-    void finish(std::int64_t output, std::int64_t state_index, int head, int heads) const {
+    // Of the output's rows the given piece, of so many.
+    void finish(std::int64_t output, std::int64_t state_index, int head, int heads,
+                std::int64_t piece = 0, std::int64_t pieces = 1) const {
+        const std::int64_t begin = first_row(output), rows = end_row(output) - begin;
+        const std::int64_t first = rows * piece / pieces;
+        State part = state(state_index, head);
+        part.values += first * row_floats_;
+        part.max += first;
+        part.sum += first;
         kernels_.finish({
-            .state = state(state_index, head),
+            .state = part,
             .splits = static_cast<int>(plan_.split_count()),
             .step = state_rows_,
             .out = call_.out,
@@ -278,8 +289,8 @@ class Attention {
             .heads = heads,
             .group = plan_.group,
             .value_dim = call_.geometry.value_dim,
-            .row_begin = first_row(output),
-            .row_end = end_row(output),
+            .row_begin = begin + first,
+            .row_end = begin + rows * (piece + 1) / pieces,
         });
     }
 

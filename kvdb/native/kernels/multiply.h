@@ -14,16 +14,17 @@ struct Multiply {
     using f32 = typename Isa::f32;
     using Op = Operand<Isa, T>;
     static constexpr int rows = Isa::tile_rows;
+    static constexpr int rows_few = 4;     // of a product for which fewer rows are left
     static constexpr int block_rows = 48;  // their scores stay in the L2 cache beside a tile
     static constexpr int depth_step = 1;   // depth is a multiple of it
 
-    template <int vectors>
+    template <int vectors, int rows>
     static void scaled(const float* a, std::int64_t a_stride, const float* b, std::int64_t depth,
                        float* c, std::int64_t c_stride, float scale) {
-        f32 sums[Isa::tile_rows][vectors] = {};
-        accumulate<vectors>(a, a_stride, b, depth, sums);
+        f32 sums[rows][vectors] = {};
+        accumulate<vectors, rows>(a, a_stride, b, depth, sums);
         KVDB_UNROLL
-        for (int r = 0; r < Isa::tile_rows; ++r) {
+        for (int r = 0; r < rows; ++r) {
             KVDB_UNROLL
             for (int i = 0; i < vectors; ++i) {
                 Isa::store(c + r * c_stride + i * Isa::width, sums[r][i] * scale);
@@ -31,20 +32,20 @@ struct Multiply {
         }
     }
 
-    template <int vectors>
+    template <int vectors, int rows>
     static void added(const float* a, std::int64_t a_stride, const float* b, std::int64_t depth,
                       float* c, std::int64_t c_stride, const float* decay) {
-        f32 sums[Isa::tile_rows][vectors];
+        f32 sums[rows][vectors];
         KVDB_UNROLL
-        for (int r = 0; r < Isa::tile_rows; ++r) {
+        for (int r = 0; r < rows; ++r) {
             KVDB_UNROLL
             for (int i = 0; i < vectors; ++i) {
                 sums[r][i] = Isa::template load<f32>(c + r * c_stride + i * Isa::width) * decay[r];
             }
         }
-        accumulate<vectors>(a, a_stride, b, depth, sums);
+        accumulate<vectors, rows>(a, a_stride, b, depth, sums);
         KVDB_UNROLL
-        for (int r = 0; r < Isa::tile_rows; ++r) {
+        for (int r = 0; r < rows; ++r) {
             KVDB_UNROLL
             for (int i = 0; i < vectors; ++i) {
                 Isa::store(c + r * c_stride + i * Isa::width, sums[r][i]);
@@ -53,9 +54,9 @@ struct Multiply {
     }
 
   private:
-    template <int vectors>
+    template <int vectors, int rows>
     KVDB_INLINE static void accumulate(const float* a, std::int64_t a_stride, const float* b,
-                                       std::int64_t depth, f32 (&sums)[Isa::tile_rows][vectors]) {
+                                       std::int64_t depth, f32 (&sums)[rows][vectors]) {
         for (std::int64_t k = 0; k < depth; ++k, ++a, b += vectors * Isa::width) {
             f32 column[vectors];
             KVDB_UNROLL
@@ -63,7 +64,7 @@ struct Multiply {
                 column[i] = Isa::template load<f32>(b + i * Isa::width);
             }
             KVDB_UNROLL
-            for (int r = 0; r < Isa::tile_rows; ++r) {
+            for (int r = 0; r < rows; ++r) {
                 const f32 x = Isa::splat(a[r * a_stride]);
                 KVDB_UNROLL
                 for (int i = 0; i < vectors; ++i) {

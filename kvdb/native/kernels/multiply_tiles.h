@@ -17,10 +17,11 @@ struct Multiply<Isa, BFloat16> {
 
   public:
     static constexpr int rows = 2 * simd::kTileRows;
+    static constexpr int rows_few = rows;
     static constexpr int block_rows = 96;
     static constexpr int depth_step = tile;
 
-    template <int vectors>
+    template <int vectors, int rows>
     void scaled(const float* a, std::int64_t a_stride, const float* b, std::int64_t depth, float* c,
                 std::int64_t c_stride, float scale) {
         static_assert(vectors % 2 == 0);
@@ -35,7 +36,7 @@ struct Multiply<Isa, BFloat16> {
         for (int r = 0; r < rows; ++r) scale_row<vectors>(c + r * c_stride, scale);
     }
 
-    template <int vectors>
+    template <int vectors, int rows>
     void added(const float* a, std::int64_t a_stride, const float* b, std::int64_t depth, float* c,
                std::int64_t c_stride, const float* decay) {
         for (int r = 0; r < rows; ++r) {

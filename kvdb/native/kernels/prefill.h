@@ -6,6 +6,8 @@
 // depend on the number of threads.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels.h"
 #include "packed_tile.h"
 #include "read_ahead.h"
@@ -119,12 +121,12 @@ class Prefill {
         if (unseen >= tokens) return;
         const int begin = unseen / panel * panel;
         for (int t = begin; t < tokens; t += panel) {
-            for (std::int64_t r = 0; r < padded; r += Product::rows) {
+            each_product(count, [&](std::int64_t r, auto rows) {
                 ahead_.step();
-                product_.template scaled<Isa::tile_vectors>(
+                product_.template scaled<Isa::tile_vectors, rows.value>(
                     query_ + (first + r) * query_stride_, query_stride_, packed_.keys(t),
                     packed_.depth(), scores_ + r * tile_tokens + t, tile_tokens, item_.scale_log2e);
-            }
+            });
         }
         for (std::int64_t r = 0; r < padded; r += Isa::width) {
             softmax(tile, begin, tokens, first + r, r, count - r);
@@ -133,30 +135,48 @@ class Prefill {
         const int skipped = begin / Op::per_lane;
         const int used = weights_end(tokens) / Op::per_lane - skipped;
         for (int d = 0; d < round_up(value_dim_, Op::value_dims); d += panel) {
-            for (std::int64_t r = 0; r < padded; r += Product::rows) {
+            each_product(count, [&](std::int64_t r, auto rows) {
                 ahead_.step();
-                add(packed_.value_vectors(d), scores_ + r * tile_tokens + skipped,
-                    packed_.values(d, skipped), used,
-                    item_.state.values + (first + r) * stride_ + d, decay_ + r);
+                add<rows.value>(packed_.value_vectors(d), scores_ + r * tile_tokens + skipped,
+                                packed_.values(d, skipped), used,
+                                item_.state.values + (first + r) * stride_ + d, decay_ + r);
+            });
+        }
+    }
+
+    // body(r, rows) for rows from r on, as many as a product takes: of `count`, with few idle ones
+    // behind the last.
+    template <class Body>
+    KVDB_INLINE static void each_product(std::int64_t count, Body&& body) {
+        constexpr int most = Product::rows, few = Product::rows_few;
+        for (std::int64_t r = 0; r < count;) {
+            const std::int64_t left = count - r;
+            if (few < most && (left <= few || (left > most && left <= 2 * few))) {
+                body(r, std::integral_constant<int, few>{});
+                r += few;
+            } else {
+                body(r, std::integral_constant<int, most>{});
+                r += most;
             }
         }
     }
 
+    template <int rows>
     void add(int vectors, const float* weights, const float* values, int depth, float* to,
              const float* decay) {
         switch (vectors) {
             case 1:
-                return product_.template added<1>(weights, tile_tokens, values, depth, to, stride_,
-                                                  decay);
+                return product_.template added<1, rows>(weights, tile_tokens, values, depth, to,
+                                                        stride_, decay);
             case 2:
-                return product_.template added<2>(weights, tile_tokens, values, depth, to, stride_,
-                                                  decay);
+                return product_.template added<2, rows>(weights, tile_tokens, values, depth, to,
+                                                        stride_, decay);
             case 3:
-                return product_.template added<3>(weights, tile_tokens, values, depth, to, stride_,
-                                                  decay);
+                return product_.template added<3, rows>(weights, tile_tokens, values, depth, to,
+                                                        stride_, decay);
             default:
-                return product_.template added<4>(weights, tile_tokens, values, depth, to, stride_,
-                                                  decay);
+                return product_.template added<4, rows>(weights, tile_tokens, values, depth, to,
+                                                        stride_, decay);
         }
     }
 
