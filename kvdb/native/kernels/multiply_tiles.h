@@ -21,33 +21,35 @@ struct Multiply<Isa, BFloat16> {
     static constexpr int block_rows = 96;
     static constexpr int depth_step = tile;
 
-    template <int vectors, int rows>
+    template <int vectors, int R>
     void scaled(const float* a, std::int64_t a_stride, const float* b, std::int64_t depth, float* c,
-                std::int64_t c_stride, float scale) {
+                std::int64_t c_stride, float scale, auto& ahead) {
         static_assert(vectors % 2 == 0);
         for (int i = 0; i < vectors; i += 2) {
             tiles_.template zero<0>();
             tiles_.template zero<1>();
             tiles_.template zero<2>();
             tiles_.template zero<3>();
-            accumulate<true>(a, a_stride, b + i * tile, vectors * tile, depth);
+            accumulate<true>(a, a_stride, b + i * tile, vectors * tile, depth, ahead);
             store<true>(c + i * tile, c_stride);
         }
         for (int r = 0; r < rows; ++r) scale_row<vectors>(c + r * c_stride, scale);
     }
 
-    template <int vectors, int rows>
+    template <int vectors, int R>
     void added(const float* a, std::int64_t a_stride, const float* b, std::int64_t depth, float* c,
-               std::int64_t c_stride, const float* decay) {
+               std::int64_t c_stride, const float* decay, auto& ahead) {
         for (int r = 0; r < rows; ++r) {
             if (decay[r] != 1) scale_row<vectors>(c + r * c_stride, decay[r]);
         }
         for (int i = 0; i + 2 <= vectors; i += 2) {
-            add<true>(a, a_stride, b + i * tile, vectors * tile, depth, c + i * tile, c_stride);
+            add<true>(a, a_stride, b + i * tile, vectors * tile, depth, c + i * tile, c_stride,
+                      ahead);
         }
         if constexpr (vectors % 2 == 1) {
             constexpr int i = vectors - 1;
-            add<false>(a, a_stride, b + i * tile, vectors * tile, depth, c + i * tile, c_stride);
+            add<false>(a, a_stride, b + i * tile, vectors * tile, depth, c + i * tile, c_stride,
+                       ahead);
         }
     }
 
@@ -56,9 +58,11 @@ struct Multiply<Isa, BFloat16> {
     // second, if there are two. 4 and 5 hold rows of A, 6 and 7 columns of B. Strides in floats.
     template <bool two>
     void accumulate(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,
-                    std::int64_t depth) {
+                    std::int64_t depth, auto& ahead) {
         const std::int64_t a_bytes = a_stride * sizeof(float), b_bytes = b_stride * sizeof(float);
+        static_assert(tile == kAheadDepth);
         for (std::int64_t k = 0; k < depth; k += tile) {
+            ahead.step();
             tiles_.template load<4>(a + k, a_bytes);
             tiles_.template load<5>(a + k + simd::kTileRows * a_stride, a_bytes);
             tiles_.template load<6>(b + k * b_stride, b_bytes);
@@ -74,7 +78,7 @@ struct Multiply<Isa, BFloat16> {
 
     template <bool two>
     void add(const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride,
-             std::int64_t depth, float* c, std::int64_t c_stride) {
+             std::int64_t depth, float* c, std::int64_t c_stride, auto& ahead) {
         const std::int64_t bytes = c_stride * sizeof(float);
         tiles_.template load<0>(c, bytes);
         tiles_.template load<1>(c + simd::kTileRows * c_stride, bytes);
@@ -82,7 +86,7 @@ struct Multiply<Isa, BFloat16> {
             tiles_.template load<2>(c + tile, bytes);
             tiles_.template load<3>(c + simd::kTileRows * c_stride + tile, bytes);
         }
-        accumulate<two>(a, a_stride, b, b_stride, depth);
+        accumulate<two>(a, a_stride, b, b_stride, depth, ahead);
         store<two>(c, c_stride);
     }
 

@@ -77,7 +77,10 @@ class Prefill {
         if (tile.view != view_) load_queries(tile);
         if (tile.any_hidden()) mark_hidden(tile);
         packed_.pack(tile, loaded);
-        const std::int64_t products = tile_tokens / panel + value_dim_ / panel;
+        const std::int64_t key_steps = (packed_.depth() + kAheadDepth - 1) / kAheadDepth;
+        const std::int64_t products =
+            tile_tokens / panel * key_steps +
+            value_dim_ / panel * (tile_tokens / Op::per_lane / kAheadDepth);
         ahead_.begin(item_.geometry, next, item_.kv_head, rows_ / Product::rows * products + 1);
         for (std::int64_t r = 0; r < rows_; r += block_rows) attend(tile, r);
     }
@@ -122,10 +125,10 @@ class Prefill {
         const int begin = unseen / panel * panel;
         for (int t = begin; t < tokens; t += panel) {
             each_product(count, [&](std::int64_t r, auto rows) {
-                ahead_.step();
                 product_.template scaled<Isa::tile_vectors, rows.value>(
                     query_ + (first + r) * query_stride_, query_stride_, packed_.keys(t),
-                    packed_.depth(), scores_ + r * tile_tokens + t, tile_tokens, item_.scale_log2e);
+                    packed_.depth(), scores_ + r * tile_tokens + t, tile_tokens, item_.scale_log2e,
+                    ahead_);
             });
         }
         for (std::int64_t r = 0; r < padded; r += Isa::width) {
@@ -136,7 +139,6 @@ class Prefill {
         const int used = weights_end(tokens) / Op::per_lane - skipped;
         for (int d = 0; d < round_up(value_dim_, Op::value_dims); d += panel) {
             each_product(count, [&](std::int64_t r, auto rows) {
-                ahead_.step();
                 add<rows.value>(packed_.value_vectors(d), scores_ + r * tile_tokens + skipped,
                                 packed_.values(d, skipped), used,
                                 item_.state.values + (first + r) * stride_ + d, decay_ + r);
@@ -167,16 +169,16 @@ class Prefill {
         switch (vectors) {
             case 1:
                 return product_.template added<1, rows>(weights, tile_tokens, values, depth, to,
-                                                        stride_, decay);
+                                                        stride_, decay, ahead_);
             case 2:
                 return product_.template added<2, rows>(weights, tile_tokens, values, depth, to,
-                                                        stride_, decay);
+                                                        stride_, decay, ahead_);
             case 3:
                 return product_.template added<3, rows>(weights, tile_tokens, values, depth, to,
-                                                        stride_, decay);
+                                                        stride_, decay, ahead_);
             default:
                 return product_.template added<4, rows>(weights, tile_tokens, values, depth, to,
-                                                        stride_, decay);
+                                                        stride_, decay, ahead_);
         }
     }
 
