@@ -1,3 +1,4 @@
+// size: one class: how a call is cut into items, and its memory.
 #include "attend.h"
 
 #include <algorithm>

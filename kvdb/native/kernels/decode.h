@@ -44,8 +44,9 @@ class Decode : DecodeWalk<Decode<Isa, T>, Isa, T> {
     }
 
     void attend(const DecodeTile& tile, const Loaded& loaded, const Loaded* next, int head) {
-        DecodeStream<T> stream(item_.geometry, loaded, next);
-        for (int r = 0, batch; r < rows_; r += batch, stream.stop()) {
+        const DecodeStream<T> ahead(item_.geometry, loaded, next ? *next : loaded);
+        const T* const* stream = next ? ahead.groups : nullptr;  // the first batch asks for all
+        for (int r = 0, batch; r < rows_; r += batch, stream = nullptr) {
             batch = batch_rows(rows_ - r);
             const DecodeRows rows{query(head, r),       stride_,
                                   values(head, r),      value_stride_,
@@ -60,8 +61,8 @@ class Decode : DecodeWalk<Decode<Isa, T>, Isa, T> {
     }
 
     template <int dim>
-    void step(int batch, const DecodeTile& tile, const Loaded& loaded,
-              const DecodeStream<T>& stream, const DecodeRows& rows) {
+    void step(int batch, const DecodeTile& tile, const Loaded& loaded, const T* const* stream,
+              const DecodeRows& rows) {
         switch (batch) {
             case 1: return DecodeStep<Isa, T, 1, dim>::run(item_, tile, loaded, stream, rows);
             case 2: return DecodeStep<Isa, T, 2, dim>::run(item_, tile, loaded, stream, rows);

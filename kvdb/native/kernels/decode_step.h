@@ -13,46 +13,36 @@ namespace kvdb::kernels {
 inline constexpr int kGroupsFar = 6;  // how far ahead memory is asked for, of 16 tokens each
 inline constexpr int kGroupsNear = 3;
 
-// What memory is asked for while a tile is computed with: for group g of the tile's keys, or
-// values, the groups g + kGroupsNear and g + kGroupsFar of a stream. Nothing where they are null.
+// The groups of which memory is asked for while a tile is computed with: at group g of its keys,
+// groups g + kGroupsNear and g + kGroupsFar of a stream, and at group g of its values the same from
+// kDecodeGroups on, or from kValuesAlone on where rows of keys and values have other lengths.
+inline constexpr int kStreamGroups = kDecodeGroups + kGroupsFar;
+inline constexpr int kValuesAlone = kStreamGroups;
+
 template <class T>
 struct DecodeStream {
-    static constexpr int most = kDecodeGroups + kGroupsFar;
-    const T* groups[most + kDecodeGroups];
-    const T* value_groups[most];
-    const T* const* keys = nullptr;
-    const T* const* values = nullptr;
+    const T* groups[2 * kStreamGroups];
 
-    // `next` is null, or what comes next if it is a whole tile.
+    // `next` comes behind `loaded`, and is a whole tile.
     template <class Loaded>
-    DecodeStream(const Geometry& geometry, const Loaded& loaded, const Loaded* next) {
-        if (!next) return;
-        keys = groups;
-        if (geometry.symmetric()) {
-            for (int g = 0; g < kDecodeGroups; ++g) {
-                groups[g] = loaded.keys[g];
-                groups[g + kDecodeGroups] = loaded.values[g];
-                groups[g + 2 * kDecodeGroups] = next->keys[g];
-            }
-            static_assert(most + kDecodeGroups >= 4 * kDecodeGroups - 2);
-            for (int g = 0; g < kDecodeGroups - 2; ++g) {
-                groups[g + 3 * kDecodeGroups] = next->values[g];
-            }
-            values = groups + kDecodeGroups;
+    DecodeStream(const Geometry& geometry, const Loaded& loaded, const Loaded& next) {
+        if (!geometry.symmetric()) {
+            alike(loaded.keys, next.keys, groups);
+            alike(loaded.values, next.values, groups + kValuesAlone);
             return;
         }
-        // Rows of other lengths: keys ask for keys, one group ahead and four.
-        alike(loaded.keys, next->keys, groups);
-        if (geometry.values_in_keys) return;
-        alike(loaded.values, next->values, value_groups);
-        values = value_groups;
+        for (int g = 0; g < kDecodeGroups; ++g) {
+            groups[g] = loaded.keys[g];
+            groups[g + kDecodeGroups] = loaded.values[g];
+            groups[g + 2 * kDecodeGroups] = next.keys[g];
+            groups[g + 3 * kDecodeGroups] = next.values[g];
+        }
     }
-    // Who comes later finds everything asked for.
-    void stop() { keys = values = nullptr; }
 
   private:
+    // Keys ask for keys, and values for values: one group ahead and four.
     static void alike(const T* const* these, const T* const* next, const T** stream) {
-        for (int g = kGroupsNear; g < most; ++g) {
+        for (int g = kGroupsNear; g < kStreamGroups; ++g) {
             const int ahead = g - kGroupsNear + 1;
             stream[g] = ahead < kDecodeGroups ? these[ahead] : next[ahead - kDecodeGroups];
         }
@@ -79,20 +69,25 @@ struct DecodeStep {
     static constexpr int tokens = Isa::width / R;        // of one vector of scores
     static constexpr int rows_together = R < 2 ? R : 2;  // when values are added
 
+    // `stream` is null, or the groups of a DecodeStream.
     static void run(const AttendItem& item, const DecodeTile& tile, const Loaded& loaded,
-                    const DecodeStream<T>& stream, const DecodeRows& rows) {
+                    const T* const* stream, const DecodeRows& rows) {
         alignas(64) float weights[DecodeTile::tokens_max * R];
         alignas(64) float decay[Isa::width];
-        score(item, tile, loaded.keys, stream.keys, rows, weights);
+        score(item, tile, loaded.keys, stream, rows, weights);
         mask(item, tile, rows, weights);
         softmax(tile, rows, weights, decay);
-        accumulate(item, tile, loaded.values, stream.values, rows, weights, decay);
+        if (stream) stream = dim ? stream + kDecodeGroups : values_of(item.geometry, stream);
+        accumulate(item, tile, loaded.values, stream, rows, weights, decay);
     }
 
   private:
+    // Of the two products each is a function of its own, so that its registers are.
+    //
     // scores[t / tokens][r][t % tokens] = q_r . k_t * scale * log2(e)
-    static void score(const AttendItem& item, const DecodeTile& tile, const T* const* keys,
-                      const T* const* stream, const DecodeRows& rows, float* scores) {
+    [[gnu::noinline]] static void score(const AttendItem& item, const DecodeTile& tile,
+                                        const T* const* keys, const T* const* stream,
+                                        const DecodeRows& rows, float* scores) {
         constexpr int step = Isa::width * Op::per_lane;
         const int head_dim = dim ? dim : item.geometry.head_dim;
         const int whole = head_dim / step * step;
@@ -162,9 +157,15 @@ struct DecodeStep {
         if (tile.any_hidden()) hide(tile, scores);
     }
 
+    // Null where the values lie in keys, which were asked for.
+    static const T* const* values_of(const Geometry& geometry, const T* const* stream) {
+        if (geometry.values_in_keys) return nullptr;
+        return stream + (geometry.symmetric() ? kDecodeGroups : kValuesAlone);
+    }
+
     // Masks tokens before the first that a row sees.
-    static void mask_before(const AttendItem& item, const DecodeTile& tile, const DecodeRows& rows,
-                            float* scores) {
+    [[gnu::noinline]] static void mask_before(const AttendItem& item, const DecodeTile& tile,
+                                              const DecodeRows& rows, float* scores) {
         for (int r = 0; r < R; ++r) {
             const std::int64_t row = rows.first_row + r;
             const std::int64_t first =
@@ -213,8 +214,6 @@ struct DecodeStep {
     static void accumulate(const AttendItem& item, const DecodeTile& tile, const T* const* values,
                            const T* const* stream, const DecodeRows& rows, const float* weights,
                            const float* decay) {
-        const int value_dim = dim ? dim : item.geometry.value_dim;
-        const int apart = dim ? dim : item.geometry.value_stride();
         for (int r = 0; r < R; ++r) {
             float* row = rows.values + r * rows.stride;
             for (int i = 0; i < rows.stride; i += Isa::width) {
@@ -224,16 +223,18 @@ struct DecodeStep {
         for (int g = 0; g < tile.group_count(); ++g) {
             const float* weight = weights + g * kGroup * R / Op::per_lane;
             const int count = static_cast<int>(round_up(tile.tokens_in(g), tokens));
-            add_group(value_dim, apart, values[g], stream ? stream + g : nullptr, count, weight,
-                      rows);
+            add_group(item.geometry, values[g], stream ? stream + g : nullptr, count, weight, rows);
         }
     }
 
     // One group, two rows at a time, so that all dimensions fit the registers and a row of values
     // is read from end to end. (Parts of rows would be read with gaps, which halves the speed of
     // memory; the second time, the group is in the L1 cache.)
-    static void add_group(int value_dim, int apart, const T* values, const T* const* stream,
-                          int count, const float* weights, const DecodeRows& rows) {
+    [[gnu::noinline]] static void add_group(const Geometry& geometry, const T* values,
+                                            const T* const* stream, int count, const float* weights,
+                                            const DecodeRows& rows) {
+        const int value_dim = dim ? dim : geometry.value_dim;
+        const int apart = dim ? dim : geometry.value_stride();
         constexpr int dims = Op::value_dims;
         constexpr int vectors = Isa::registers / 2 / rows_together;
         constexpr int most = (vectors < 8 ? vectors : 8) / Op::value_vectors;  // loads

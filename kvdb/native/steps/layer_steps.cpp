@@ -1,3 +1,4 @@
+// size: the parts of a step of several layers, which belong together.
 #include "layer_steps.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// size: one class: a step, from the window to the merges.
 #include "step_run.h"
 
 #include <algorithm>
