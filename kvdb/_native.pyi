@@ -200,6 +200,36 @@ def merge_tail(geometry: Geometry, state_out: Any, state_lse: Any, tail_out: Any
     out and lse as those of `attend_retrieved`. A row whose tail_lse is -inf stays as it is; NaN and +inf are refused.
     """
 
+def indexer_scores(geometry: Geometry, queries: Any, weights: Any, table: Any, counts: Any, out: Any) -> None:
+    """Scores of all N tokens of a run by the keys of an indexer, which are of one KV head; out: float32 [n, N].
+
+    queries: float32 [heads, n, head_dim], weights: float32 [heads, n], all contiguous. The score of a token for query i is the
+    sum over the heads of weights[:, i] * max(0, queries[:, i] . key). Products and sums are float32; queries are not rounded, and
+    where they hold bfloat16 numbers, and keys are bfloat16, half the time is taken. Blocks are as they came, not quantized.
+    """
+
+def indexer_select(geometry: Geometry, queries: Any, weights: Any, table: Any, counts: Any, ids: Any, found: Any) -> None:
+    """What each of the last n tokens of a run selects by the scores of `indexer_scores`, among the tokens up to its own: the
+    `top` of the largest scores, ascending, of equal scores the earlier token; all where they are fewer.
+
+    ids: int32 [n, top], positions among the run's tokens, of which the first found[i] of row i are written. found: int32 [n].
+    """
+
+def attend_chosen(
+    geometry: Geometry,
+    q: Any,
+    table: Any,
+    counts: Any,
+    ids: Any,
+    found: Any,
+    scale: float,
+    out: Any,
+    lse: Any | None = None,
+    sinks: Any | None = None,
+) -> None:
+    """Attention as that of `attend`, where query i sees the tokens ids[i, : found[i]] alone, positions among those of the run,
+    ascending, each once. ids: int32 [n, m]. found: int32 [n]. Blocks are as they came, not quantized."""
+
 class StepCut(enum.Enum):
     """Tokens within a range of the largest score of all searches, or the k of all searches with the largest scores."""
 

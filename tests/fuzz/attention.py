@@ -54,6 +54,7 @@ def use(rng: np.random.Generator, native: Any) -> list[Any]:
     native.scatter(geometry, source, 0, target, positions)
     native.gather_at(geometry, target, positions, k[:, : len(positions)], v[:, : len(positions)])
     native.rotate(geometry, q, cos[0], sin[0], False, q)
+    indexed(rng, native, geometry, source, q)
     if value_dim:
         attended(rng, native, geometry, source, q, cos, sin)
         stepped(rng, native, geometry, source, some(kv_heads * group, 1, head_dim))
@@ -87,6 +88,23 @@ def attended(rng: np.random.Generator, native: Any, geometry: Any, table: Table,
     scores = rng.standard_normal(len(ids)).astype(np.float32)
     native.attend_retrieved(geometry, table, offsets, ids, scores, 0.1, out, lse, out.copy(), lse.copy())
     native.merge_tail(geometry, out, lse, out.copy(), lse.copy(), out.copy(), lse.copy())
+
+
+def indexed(rng: np.random.Generator, native: Any, geometry: Any, table: Table, q: Any) -> None:
+    """By the tokens that an indexer selects, whose keys lie in blocks of their own, here the same memory."""
+    keys = native.Geometry(geometry.dtype, 1, geometry.head_dim, geometry.block_size, 0)
+    counts = rng.integers(0, geometry.block_size + 1, len(table)).astype(np.int32)
+    tokens, n, heads = int(counts.sum()), q.shape[1], int(rng.choice([1, 3, 16, 40]))
+    queries = (rng.standard_normal((heads, n, geometry.head_dim)) * 10.0 ** rng.integers(-6, 4)).astype(np.float32)
+    weights = rng.standard_normal((heads, n)).astype(np.float32)
+    native.indexer_scores(keys, queries, weights, table, counts, np.zeros((n, tokens), np.float32))
+    ids, found = np.zeros((n, int(rng.integers(0, 100))), np.int32), np.zeros(n, np.int32)
+    if n <= tokens:
+        native.indexer_select(keys, queries, weights, table, counts, ids, found)
+    if geometry.value_dim:
+        out, lse = np.zeros((len(q), n, geometry.value_dim), np.float32), np.zeros((len(q), n), np.float32)
+        sinks = rng.standard_normal(len(q)).astype(np.float32)
+        native.attend_chosen(geometry, q, table, counts, ids, found, 0.1, out, lse, sinks)
 
 
 def stepped(rng: np.random.Generator, native: Any, geometry: Any, table: Table, q: Any) -> None:

@@ -1,5 +1,6 @@
 """Random messages of any type, made from its descriptor: at times right, mostly wrong somewhere."""
 
+import json
 import random
 from collections.abc import Callable
 from math import inf, nan
@@ -20,6 +21,16 @@ INTEGERS = [0, 0, 0, 1, 1, 2, 3, 7, 16, 100, (1 << 31) - 1, 1 << 32, (1 << 63) -
 DOUBLES = [0.0, -0.0, 0.5, 1.0, 1e-300, 1e300, -1.0, inf, -inf, nan]
 TEXTS = ["", "x", "flat", "int8", "durable", "{}", "[]", '{"a": 1}', "{", "a/b", "../x", "\0", "é\u202e", "x" * 5000, "float32"]
 DTYPES = ["float32", "float16", "bfloat16", "float64", "int8", "complex64", "object", "", "V16"]
+STATES = ["conv", "recurrent", "k", ""]
+LAYERS = json.dumps(
+    [
+        {"kind": "attention", "q_heads": 4, "kv_heads": 2, "key_dim": 8, "window": 4, "sinks": True},
+        {"kind": "state", "arrays": [["conv", [2, None], "float32"]]},
+        {"kind": "attention", "q_heads": 4, "kv_heads": 1, "key_dim": 16, "value_dim": 8, "values": "keys"},
+        {"kind": "shares", "layer": 0},
+    ]
+)
+"""What a spec says of layers that differ."""
 SHAPE_SIZES = [0, 1, 2, 4, 16, 17, 1 << 32, (1 << 64) - 1]
 CHANCES_RIGHT = [0.5, 0.98]
 _RANGES = {
@@ -90,6 +101,10 @@ class Messages:
             return
         if field.is_repeated:
             count = 1 if self._right() else self.rng.randint(0, ITEMS_MAX)
+            if field.message_type is not None and field.message_type.GetOptions().map_entry:
+                for name in self.rng.sample(STATES, min(count, len(STATES))):
+                    getattr(made, field.name)[name].CopyFrom(self.array(name))
+                return
             items = [self._value(made, field, depth) for _ in range(count)]
             getattr(made, field.name).extend(items)
         elif field.message_type is not None:
@@ -136,6 +151,8 @@ class Messages:
         known: list[str] = self.names
         if "session_id" in name:
             known = self.session_ids
+        elif name == "descriptions":
+            known = ["", "", "", LAYERS]
         elif name in {"metadata", "kind", "folder", "dtype", "format", "durability", "layout", "scaling", "salt", "score"}:
             known = ["", "", "flat"]
         return self.rng.choice(known) if known and self.rng.random() < 0.8 else self.rng.choice(TEXTS)

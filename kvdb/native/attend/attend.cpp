@@ -1,4 +1,4 @@
-// size: one class: how a call is cut into items, and its memory.
+// size: every way in which blocks are attended is checked and shared out here.
 #include "attend.h"
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include "../pages/quantize.h"
 #include "isa.h"
 #include "paged_memory.h"
+#include "splits.h"
 #include "thread_pool.h"
 #include "usable_cpus.h"
 #include "workspace.h"
@@ -17,20 +18,12 @@ namespace kvdb {
 namespace {
 
 constexpr std::int64_t kPrefillRows = 768;       // their state and queries stay in the L2 cache
-constexpr std::int64_t kItemsPerThread = 8;      // so that a thread that is held up costs little
-constexpr std::int64_t kSplitTokensMin = 256;    // a split costs a state and a merge
 constexpr std::int64_t kInlineElements = 65536;  // of K and V: less is read before a thread wakes
 // Of K and V: with another thread, less is not read sooner than who sleeps meanwhile takes to wake.
 constexpr std::int64_t kShortElements = 1572864;
 constexpr std::int64_t kInlineMerged = 262144;  // of states: less is merged before a thread wakes
 
 thread_local bool leaves_processor = false;
-
-// Where a part of the run begins, always at the first token of a block.
-struct Split {
-    std::int64_t block;
-    std::int64_t token;
-};
 
 // How a call is cut into items: group of KV heads x tile of rows x split of the tokens.
 struct Plan {
@@ -50,46 +43,6 @@ struct Plan {
         return prefill ? round_up(tile_rows, kPrefillRowPadding) : kDecodeRowsMax;
     }
 };
-
-std::int64_t count_tokens(const Geometry& geometry, const Run& run) {
-    std::int64_t tokens = 0;
-    for (std::int64_t b = 0; b < run.blocks; ++b) {
-        const std::int32_t count = run.counts[b];
-        if (count < 0 || count > geometry.block_size) {
-            throw std::invalid_argument("counts[" + std::to_string(b) + "] is " +
-                                        std::to_string(count) +
-                                        "; a block of this geometry holds 0 to " +
-                                        std::to_string(geometry.block_size) + " tokens");
-        }
-        tokens += count;
-    }
-    return tokens;
-}
-
-// Up to where no token is seen that lies before `begin`.
-Split skip_unseen(const Run& run, Split from, std::int64_t blocks, std::int64_t begin) {
-    while (from.block < blocks && from.token + run.counts[from.block] <= begin) {
-        from.token += run.counts[from.block++];
-    }
-    return from;
-}
-
-std::vector<Split> split_tokens(const Run& run, const Split& from, std::int64_t tokens,
-                                std::int64_t parts) {
-    std::vector<Split> splits{from};
-    std::int64_t token = from.token;
-    const std::int64_t seen = tokens - from.token;
-    for (std::int64_t b = from.block; b < run.blocks; ++b) {
-        const auto next = static_cast<std::int64_t>(splits.size());
-        if (next < parts && token >= from.token + seen * next / parts &&
-            token > splits.back().token) {
-            splits.push_back({b, token});
-        }
-        token += run.counts[b];
-    }
-    splits.push_back({run.blocks, tokens});
-    return splits;
-}
 
 void check_causal(const AttendCall& call, std::int64_t tokens) {
     if (call.causal != 0 && call.causal != call.n) {
@@ -145,6 +98,7 @@ Plan make_plan(const AttendCall& call) {
     const std::int64_t seen = plan.tokens - from.token;
     const std::int64_t passes = 1 + plan.rows / kDecodeRowsMax;
     plan.threads = threads_for(passes * elements_of(geometry, seen, plan.kv_heads));
+    if (call.threads_max > 0) plan.threads = std::min(plan.threads, call.threads_max);
     std::int64_t parts = 1;
     if (plan.threads > 1) {
         const std::int64_t outputs = plan.outputs();

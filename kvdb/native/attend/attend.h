@@ -23,8 +23,9 @@ struct AttendCall {
     const float* sinks;  // optional, [q_heads]: a logit more, without a value; -inf for none
     Rows out;            // [q_heads, n, value_dim]
     Dtype out_dtype;
-    float* lse;  // optional, [q_heads, n], contiguous
-    float* top;  // optional, as lse: the largest q.k, -inf where nothing is seen
+    float* lse;       // optional, [q_heads, n], contiguous
+    float* top;       // optional, as lse: the largest q.k, -inf where nothing is seen
+    int threads_max;  // 0: as many as pay
 };
 
 // out = softmax(scale * q K^T) V and lse = log sum exp(scale * q K^T), accumulated in float32. A

@@ -108,6 +108,7 @@ struct OwnedPlacement {
 void bind_checksum(nb::module_& m);
 void bind_file_reads(nb::module_& m);
 void bind_format(nb::module_& m);
+void bind_indexer(nb::module_& m);
 void bind_pages(nb::module_& m);
 void bind_placement(nb::module_& m);  // the class alone, of which attend's signature speaks
 void bind_moves(nb::module_& m);

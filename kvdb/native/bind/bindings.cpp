@@ -253,6 +253,7 @@ NB_MODULE(_native, m) {
           "tail_lse"_a, "out"_a, "lse"_a);
     bind_checksum(m);
     bind_file_reads(m);
+    bind_indexer(m);
     bind_pages(m);
     bind_moves(m);
     bind_step(m);

@@ -112,6 +112,22 @@ struct RetrievedItem {
     float* lse;
 };
 
+// Scores of tokens [token_begin, token_end) of a run, from `block` on, by keys of the only KV head:
+// for each query the sum over the heads of weight * max(0, q . k).
+struct ScoreItem {
+    Geometry geometry;  // of keys alone
+    Run run;
+    std::int64_t block, token_begin, token_end;
+    const float* queries;  // [heads][n][head_dim], a head's query_stride after the one before
+    const float* weights;  // [heads][n], likewise
+    std::int64_t query_stride, weight_stride;
+    int heads;
+    std::int64_t n;
+    float* out;  // [n], a query's out_stride after the one before, [tokens of the run]
+    std::int64_t out_stride;
+    std::byte* scratch;
+};
+
 // Angles of the pairs of a row.
 struct Rotation {
     const float *cos, *sin;  // [pairs]
@@ -151,6 +167,7 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t step) {
 }
 
 using AttendKernel = void (*)(const AttendItem&);
+using ScoreKernel = void (*)(const ScoreItem&);
 using RotateKernel = void (*)(const RotateItem&);
 using RetrievedKernel = void (*)(const RetrievedItem&);
 using QuantizeKernel = void (*)(const QuantizeItem&);
@@ -166,6 +183,8 @@ struct Kernels {
     std::size_t (*quantized_scratch_bytes)(const Geometry& geometry, int heads, std::int64_t rows);
     void (*finish)(const FinishItem&);
     RetrievedKernel retrieved[kDtypes];
+    ScoreKernel score[kDtypes];
+    std::size_t (*score_scratch_bytes)(const Geometry& geometry, std::int64_t rows);
     RotateKernel rotate[kDtypes];
     QuantizeKernel quantize[kDtypes];
     std::size_t (*quantize_scratch_bytes)(const Geometry& geometry);

@@ -12,6 +12,7 @@
 #include "quantize.h"
 #include "retrieved.h"
 #include "rotate.h"
+#include "scores.h"
 
 namespace kvdb::kernels {
 
@@ -43,6 +44,12 @@ struct Table {
         return sizeof(float) * (halves > floats ? halves : floats);
     }
 
+    static std::size_t score_scratch_bytes(const Geometry& geometry, std::int64_t rows) {
+        const std::size_t halves = Scores<Isa, BFloat16>::scratch_floats(geometry, rows);
+        const std::size_t floats = Scores<Isa, float>::scratch_floats(geometry, rows);
+        return sizeof(float) * (halves > floats ? halves : floats);
+    }
+
     static constexpr Kernels kernels{
         .decode = {decode<float>, decode<Float16>, decode<BFloat16>},
         .prefill = {prefill<float>, prefill<Float16>, prefill<BFloat16>},
@@ -54,6 +61,8 @@ struct Table {
         .finish = Finish<Isa>::run,
         .retrieved = {Retrieved<Isa, float>::run, Retrieved<Isa, Float16>::run,
                       Retrieved<Isa, BFloat16>::run},
+        .score = {Scores<Isa, float>::run, Scores<Isa, Float16>::run, Scores<Isa, BFloat16>::run},
+        .score_scratch_bytes = score_scratch_bytes,
         .rotate = {Rotate<Isa, float>::run, Rotate<Isa, Float16>::run, Rotate<Isa, BFloat16>::run},
         .quantize = {Quantize<Isa, float>::encode, Quantize<Isa, Float16>::encode,
                      Quantize<Isa, BFloat16>::encode},

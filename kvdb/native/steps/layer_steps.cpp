@@ -1,4 +1,4 @@
-// size: the parts of a step of several layers, which belong together.
+// size: one class: the steps of a layer.
 #include "layer_steps.h"
 
 #include <algorithm>

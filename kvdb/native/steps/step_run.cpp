@@ -1,4 +1,4 @@
-// size: one class: a step, from the window to the merges.
+// size: one class: a step while it runs.
 #include "step_run.h"
 
 #include <algorithm>
