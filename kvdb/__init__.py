@@ -17,8 +17,10 @@ from kvdb.client.session import Session
 from kvdb.config import Config, Timeouts, Tls
 from kvdb.errors import KvdbError
 from kvdb.types import (
+    Attention,
     ContextInfo,
     ContextStatistics,
+    Indexer,
     IndexInfo,
     ModelSpec,
     Placed,
@@ -27,6 +29,8 @@ from kvdb.types import (
     Rope,
     SegmentStatistics,
     SessionStats,
+    Shares,
+    State,
     TierStats,
 )
 from kvdb.version import __version__ as __version__
@@ -34,6 +38,7 @@ from query_optimizer.plan import Plan
 from query_optimizer.query_options import Hints, QueryOptions
 
 __all__ = [
+    "Attention",
     "Choice",
     "Client",
     "Config",
@@ -44,6 +49,7 @@ __all__ = [
     "Exact",
     "Hints",
     "IndexInfo",
+    "Indexer",
     "KvdbError",
     "ModelSpec",
     "Placed",
@@ -56,6 +62,8 @@ __all__ = [
     "SegmentStatistics",
     "Session",
     "SessionStats",
+    "Shares",
+    "State",
     "TierStats",
     "Timeouts",
     "Tls",

@@ -11,8 +11,18 @@ import numpy.typing as npt
 
 import indexes.registry as registry
 import kvdb.codecs.registry as codecs
-from kvdb.errors import DtypeError, InvalidArgument, KvdbError, LayerError, PositionError, ShapeError, SpecError, SpecMismatch
-from kvdb.types import DURABILITIES, Array, ModelSpec, PromptPart, Retention, Tokens
+from kvdb.errors import (
+    DtypeError,
+    InvalidArgument,
+    KvdbError,
+    LayerError,
+    NonFiniteError,
+    PositionError,
+    ShapeError,
+    SpecError,
+    SpecMismatch,
+)
+from kvdb.types import DURABILITIES, Array, Float32, LayerShape, ModelSpec, PromptPart, Retention, State, Tokens
 
 # size: every check of an argument, each of a few lines
 NAME_LENGTH_MAX = 1024
@@ -27,16 +37,117 @@ def layer(spec: ModelSpec, number: Any) -> None:
         raise LayerError(f"layer is {number!r}; expected 0 to {spec.layers - 1}, the layers of {spec.name}")
 
 
-def queries(spec: ModelSpec, q: Array) -> int:
+def place(spec: ModelSpec, number: Any, *, indexer: bool = False) -> int:
+    """Where what a layer reads stands in `ModelSpec.kept`: its keys and values, or its indexer's keys. Raises LayerError for a
+    number that no layer has, for a layer that keeps a state, and for one without an indexer."""
+    layer(spec, number)
+    found = spec.indexer_places.get(number) if indexer else spec.places[number]
+    if found is None and indexer:
+        raise LayerError(f"layer {number} of {spec.name} has no indexer; those that have one are described with kvdb.Indexer")
+    if found is None:
+        raise LayerError(f"layer {number} of {spec.name} keeps a state, and no keys and values; ask for it with state")
+    return found
+
+
+def own_place(spec: ModelSpec, number: Any, *, indexer: bool = False) -> int:
+    """`place` of a layer that keeps keys and values itself. Raises LayerError for any other."""
+    found = place(spec, number, indexer=indexer)
+    if (kept := spec.kept[found].layer) != number:
+        raise LayerError(f"layer {number} of {spec.name} reads what layer {kept} keeps; hand keys and values in there")
+    return found
+
+
+def skipped(shape: LayerShape, start: Any, length: int, n: int, layer_number: int) -> int:
+    """How many tokens a layer of so many goes over before the n that are handed in from `start` on, None for none. A layer with
+    a window may go over those that no later query sees. Raises PositionError for anything else."""
+    if start is None or not shape.window or not is_whole(start) or start <= length:
+        start_of(start, length, layer_number)
+        return 0
+    if n < shape.window - 1:
+        raise PositionError(
+            f"layer {layer_number} was given {n} tokens from {start} on, and holds {length}; expected start={length}, or at "
+            f"least the {shape.window - 1} tokens before those that come, which its window of {shape.window} sees"
+        )
+    return int(start) - length
+
+
+def state_layer(spec: ModelSpec, number: Any) -> State:
+    """What a layer says of its state. Raises LayerError for one that keeps none."""
+    layer(spec, number)
+    found = spec.all_layers[number]
+    if not isinstance(found, State):
+        raise LayerError(f"layer {number} of {spec.name} keeps no state; those that do are described by kvdb.State")
+    return found
+
+
+def state(spec: ModelSpec, number: Any, arrays: Any) -> dict[str, Array]:
+    """The arrays of a layer's state, copied. Raises LayerError, InvalidArgument, ShapeError or DtypeError, which name the
+    layer."""
+    expected = state_layer(spec, number).by_name
+    if not isinstance(arrays, Mapping) or set(arrays) != set(expected):
+        given = sorted(map(str, arrays)) if isinstance(arrays, Mapping) else f"{arrays!r:.100}"
+        raise InvalidArgument(f"the state of layer {number} is {given}; expected arrays named {', '.join(expected)}")
+    kept = {}
+    for name, (shape, dtype) in expected.items():
+        array = np.array(arrays[name])  # a copy, which nobody writes
+        if array.dtype != dtype:
+            raise DtypeError(f"{name} of the state of layer {number} has the dtype {array.dtype}; expected {dtype}")
+        if array.ndim != len(shape) or any(n not in {given, None} for given, n in zip(array.shape, shape, strict=True)):
+            raise ShapeError(f"{name} of the state of layer {number} has the shape {array.shape}; expected {shape}")
+        array.flags.writeable = False
+        kept[name] = array
+    return kept
+
+
+def sinks(shape: LayerShape, number: int, given: Array) -> Float32:
+    """The logits of a layer's sinks, copied. Raises InvalidArgument for a layer without sinks, ShapeError, DtypeError or
+    NonFiniteError, which name the layer."""
+    if not shape.sinks:
+        raise InvalidArgument(f"layer {number} has no sinks; those that have some are described with sinks=True")
+    if given.shape != (shape.q_heads,):
+        raise ShapeError(
+            f"the sinks of layer {number} have the shape {given.shape}; expected ({shape.q_heads},), one a query head"
+        )
+    if given.dtype != np.float32:
+        raise DtypeError(f"the sinks of layer {number} have the dtype {given.dtype}; expected float32")
+    if not np.isfinite(given).all():
+        raise NonFiniteError(f"the sinks of layer {number} hold NaN or infinity; expected finite numbers")
+    return given.copy()
+
+
+def selection(shape: LayerShape, number: int, n: int, queries: Array, weights: Array) -> tuple[Float32, Float32]:
+    """What an indexer asks for n tokens. Raises ShapeError, DtypeError or NonFiniteError, which name the layer."""
+    for what, array, expected in (
+        ("queries", queries, (shape.q_heads, n, shape.head_dim)),
+        ("weights", weights, (shape.q_heads, n)),
+    ):
+        whose = f"the {what} of the indexer of layer {number}"
+        if array.shape != expected:
+            raise ShapeError(f"{whose} have the shape {array.shape}; expected {expected}")
+        if array.dtype != np.float32:
+            raise DtypeError(f"{whose} have the dtype {array.dtype}; expected float32")
+        if not np.isfinite(array).all():
+            raise NonFiniteError(f"{whose} hold NaN or infinity; expected finite numbers")
+    return queries, weights
+
+
+def state_position(given: Any, most: int) -> int:
+    """The position of a state. Raises PositionError for one that is not within the first `most` tokens."""
+    if not is_whole(given) or not 1 <= given <= most:
+        raise PositionError(f"position is {given!r}; expected how many tokens the state is of, 1 to {most}")
+    return int(given)
+
+
+def queries(shape: LayerShape, q: Array) -> int:
     """The number of tokens in q. Raises ShapeError or DtypeError."""
-    _array(spec, "q", q, spec.q_heads)
+    _array(shape, "q", q, shape.q_heads, shape.head_dim)
     return int(q.shape[1])
 
 
-def keys_values(spec: ModelSpec, k: Array, v: Array) -> int:
+def keys_values(shape: LayerShape, k: Array, v: Array) -> int:
     """The number of tokens in k and v. Raises ShapeError or DtypeError."""
-    _array(spec, "k", k, spec.kv_heads)
-    _array(spec, "v", v, spec.kv_heads)
+    _array(shape, "k", k, shape.kv_heads, shape.head_dim)
+    _array(shape, "v", v, shape.kv_heads, shape.value_width)
     if k.shape[1] != v.shape[1]:
         raise ShapeError(f"k holds {k.shape[1]} tokens and v {v.shape[1]}; expected the same number")
     return int(k.shape[1])
@@ -50,7 +161,7 @@ def same_tokens(queries_held: int, keys_held: int) -> None:
         )
 
 
-def start(given: int | None, length: int, layer_number: int) -> None:
+def start_of(given: int | None, length: int, layer_number: int) -> None:
     """Raises PositionError unless `given` is the position of the layer's next token, or None."""
     if given is not None and (not is_whole(given) or given != length):
         raise PositionError(
@@ -119,9 +230,9 @@ def held(what: str, given: int, last: int, where: str) -> int:
     return given
 
 
-def buffers(spec: ModelSpec, k: Array, v: Array, n: int) -> None:
+def buffers(shape: LayerShape, k: Array, v: Array, n: int) -> None:
     """Raises ShapeError, DtypeError or InvalidArgument unless the KV of n tokens can be written into k and v."""
-    room = keys_values(spec, k, v)
+    room = keys_values(shape, k, v)
     if room != n:
         raise ShapeError(f"out has room for {room} tokens; expected {n}, as many as are read")
     for what, array in (("k", k), ("v", v)):
@@ -300,9 +411,9 @@ def is_whole(given: Any) -> bool:
     return isinstance(given, int | np.integer) and not isinstance(given, bool)
 
 
-def _array(spec: ModelSpec, what: str, array: npt.NDArray[Any], heads: int) -> None:
+def _array(of: LayerShape, what: str, array: npt.NDArray[Any], heads: int, dim: int) -> None:
     shape = getattr(array, "shape", None)
-    if shape is None or len(shape) != 3 or shape[0] != heads or shape[2] != spec.head_dim:
-        raise ShapeError(f"{what} has the shape {shape}; expected ({heads}, tokens, {spec.head_dim}) for {spec.name}")
-    if array.dtype != spec.numpy_dtype:
-        raise DtypeError(f"{what} has the dtype {array.dtype}; expected {spec.dtype}, which {spec.name} was declared with")
+    if shape is None or len(shape) != 3 or shape[0] != heads or shape[2] != dim:
+        raise ShapeError(f"{what} has the shape {shape}; expected ({heads}, tokens, {dim}) for {of.name}")
+    if array.dtype != of.numpy_dtype:
+        raise DtypeError(f"{what} has the dtype {array.dtype}; expected {of.dtype}, which {of.name} was declared with")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 import kvdb._native as _native
 from kvdb.blend.rope import angles, inverse_frequencies
+from kvdb.errors import Unsupported
 from kvdb.types import Float32, ModelSpec
 
 
@@ -29,6 +30,16 @@ class Turn:
         out = np.empty(q.shape, np.float32)
         _native.rotate(_native.Geometry(_native.Dtype.float32, 1, q.shape[2]), q, self.cos, self.sin, self.interleaved, out)
         return out
+
+
+def check_movable(spec: ModelSpec) -> None:
+    """Raises Unsupported where keys of this model cannot be moved to other positions."""
+    if not spec.uniform:
+        raise Unsupported(
+            f"the layers of {spec.name} differ ({spec.shapes}), so a chunk of it cannot stand anywhere: what a window or a state "
+            "holds depends on the tokens before it; store it as a context, which is found where it begins a prompt"
+        )
+    inverse_frequencies(spec.rope, spec.head_dim)
 
 
 class RopeShifts:

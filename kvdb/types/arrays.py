@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 KeysValues = tuple[Array, Array]
-"""Keys and values of tokens of one layer, both `[kv_heads, n, head_dim]`."""
+"""Keys and values of tokens of one layer, both `[kv_heads, n, head_dim]` but where layers differ (`kvdb.types.layers`)."""
 Tokens = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]

@@ -1,8 +1,8 @@
 """What the database says of what was done: counters of sessions, statistics of queries, and what tiers hold."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +71,17 @@ class SegmentStatistics:
     window_hits: Float32
     audits: npt.NDArray[np.int64]
     error: Float32
+
+    def at(self, places: Sequence[int | None]) -> Self:
+        """The same with these rows, one for each layer, of zeros for None: its error is not known."""
+        rows = [-1 if place is None else place for place in places]
+        arrays = {}
+        for name, array in vars(self).items():
+            if np.ndim(array):
+                none = np.full_like(array[:1], np.inf if name == "error" else 0)
+                arrays[name] = np.append(array, none, axis=0)[rows]
+                arrays[name].flags.writeable = False
+        return replace(self, **arrays)
 
 
 @dataclass(frozen=True)
