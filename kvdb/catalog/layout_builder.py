@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kvdb.validate as validate
+from kvdb.blend.rope_shift import check_movable
 from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.contexts.context import StoredContext
 from kvdb.catalog.segments.layout import ContextLayout
@@ -36,7 +37,9 @@ def build_layout(
 
     The caller owns a reference to each view's segment, and the overlay. Raises NotFound, SpecMismatch for KV of another model or
     salt, PositionError for a part that does not begin where the caller believes, and InvalidArgument for one that cannot stand
-    there."""
+    there, and Unsupported for a model whose layers differ."""
+    if not spec.uniform:
+        check_movable(spec)
     builder = _LayoutBuilder(catalog, spec, salt, others)
     with ExitStack() as undo:
         undo.callback(builder.release)

@@ -8,6 +8,7 @@ from kvdb.catalog.evidence.usage import QueryCounts
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import Views
 from kvdb.config import IndexConfig
+from kvdb.indexing.build import missing_layers
 from kvdb.indexing.builder import IndexBuilder
 from query_optimizer.build_policy import BuildPolicy, Decision, KindFacts, SegmentFacts, State
 
@@ -104,8 +105,7 @@ def _kind_facts(segment: Segment, kind: str, counts: QueryCounts, builder: Index
     """The cost of a kind and what it saves: the seconds that recent queries took (`counts`), minus the seconds expected with the
     index. A query with it takes the kind's share of the time of reading everything, and the time to read as many tokens as recent
     queries attended."""
-    cost, layers = builder.costs.of(kind, segment), len(segment.tables)
-    missing = sum(kind not in segment.indexes.of(layer) for layer in range(layers))
+    cost, missing = builder.costs.of(kind, segment), len(missing_layers(segment, kind))
     progress = segment.indexes.progress.get(kind)
     state: State = "built" if not missing else "missing"
     if progress is not None and progress.state != "ready":

@@ -100,8 +100,8 @@ class Build:
 
 
 def missing_layers(segment: Segment, kind: str) -> list[int]:
-    """The layers of a segment without an index of that kind."""
-    return [layer for layer in range(len(segment.tables)) if kind not in segment.indexes.of(layer)]
+    """The layers of a segment without an index of that kind, of those that are searched."""
+    return [layer for layer in segment.searched if kind not in segment.indexes.of(layer)]
 
 
 def abandoned() -> Unavailable:

@@ -34,7 +34,7 @@ def index_infos(views: Views) -> list[IndexInfo]:
         stored = index_files.kept(segment)
         for kind in dict.fromkeys([*built, *segment.indexes.progress, *stored]):
             finished, files = built.get(kind, []), stored.get(kind, set())
-            share = max(len(finished), len(files)) / len(segment.tables)
+            share = max(len(finished), len(files)) / len(segment.searched)
             progress = segment.indexes.progress.get(kind) or Progress("ready" if finished else "stored", share)
             infos.append(
                 IndexInfo(
@@ -42,7 +42,7 @@ def index_infos(views: Views) -> list[IndexInfo]:
                     tokens=len(segment),
                     kind=kind,
                     layers=len(finished),
-                    layers_total=len(segment.tables),
+                    layers_total=len(segment.searched),
                     nbytes=sum(index.nbytes for index in finished),
                     state=progress.state,
                     progress=progress.share,

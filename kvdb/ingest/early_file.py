@@ -33,7 +33,8 @@ class EarlyFile:
         with self._lock:
             table = tables[layer]
             if self._writing is None and table.nbytes > segment_head.PIECE_BYTES:
-                self._writing = self.disk.begin(self._spec, table.layout, len(tables), self._tokens)
+                layouts = tuple(one.layout.in_format(table.layout.format) for one in tables)
+                self._writing = self.disk.begin(self._spec, layouts, self._tokens)
             if self._writing is not None:
                 self._writing.take(layer, table)
 

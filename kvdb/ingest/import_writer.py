@@ -1,6 +1,7 @@
 """An import under way: KV goes straight into blocks, and from there to the disk where it is to be durable; nothing is visible
 until the import is complete."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from threading import Lock
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from kvdb.errors import CapacityError, NonFiniteError, PositionError, SessionClo
 from kvdb.ingest.new_segment import NewSegment
 from kvdb.ingest.publisher import NewContext, Publisher
 from kvdb.session.open_handles import OpenHandles
+from kvdb.session.states import SessionStates
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
 from kvdb.types import Array, ContextInfo, Tokens
@@ -52,13 +54,14 @@ class ImportWriter:
         self._base = target.base
         self._early = publisher.early_file(target.context, len(target.tokens) - self.start)
         self._queries = StoredQueries(publisher.budget)
+        self._states = SessionStates(self.spec, publisher.budget)
         self._beside = Reservation(publisher.budget)
         self._lock = Lock()
         self._open = True
         forks.stays_behind(self, *forks.IMPORT)
         with ExitStack() as undo:
             undo.callback(self._release)
-            self._beside.resize(segment_nbytes(self.spec.layers, len(target.tokens)))
+            self._beside.resize(segment_nbytes(len(tables), len(target.tokens)))
             handles.add(self)
             undo.pop_all()
 
@@ -66,8 +69,10 @@ class ImportWriter:
         """The tables that are being written."""
         return self.tables
 
-    def write(self, layer: int, k: Array, v: Array) -> None:
-        """Append the KV of the next tokens of one layer, `[kv_heads, n, head_dim]`, from token `start` on.
+    def write(self, layer: int, k: Array, v: Array, *, indexer: bool = False, start: int | None = None) -> None:
+        """Append the KV of the next tokens of one layer, `[kv_heads, n, head_dim]`, from token `start` on. indexer: whether they
+        are the keys of its indexer, `[1, n, dim]`, and v has no numbers. start: the position of the first of them, None for the
+        next; in a layer with a window it may lie behind that, if no later query sees the tokens between.
 
         Raises LayerError, ShapeError, DtypeError, NonFiniteError, CapacityError, or PositionError past the last token;
         the import may then go on or be aborted. Raises InvalidArgument for numbers that cannot be quantized, and CapacityError or
@@ -76,17 +81,21 @@ class ImportWriter:
         with self._lock:
             deadlines.check()
             self._check_open()
-            validate.layer(self.spec, layer)
-            n = validate.keys_values(self.spec, k, v)
-            table, new = self.tables[layer], len(self._tokens) - self.start
-            if table.length + n > new:
+            place = validate.own_place(self.spec, layer, indexer=indexer)
+            shape, table, new = self.spec.shape(place), self.tables[place], len(self._tokens) - self.start
+            n = validate.keys_values(shape, k, v)
+            gap = validate.skipped(shape, start, self.start + table.length, n, layer)
+            if table.length + gap + n > new:
                 raise PositionError(
-                    f"layer {layer} was given {table.length + n} tokens; expected {new}, those from {self.start} on"
+                    f"layer {layer} was given {table.length + gap + n} tokens; expected {new}, those from {self.start} on"
                 )
             if not n:
                 return
-            table.append(k, v)
-            self._take(layer)
+            if gap:
+                table.skip(gap, k, v)
+            else:
+                table.append(k, v)
+            self._take(place)
 
     def sample(self, layer: int, q: Array) -> None:
         """Queries of one layer, `[q_heads, m, head_dim]` after RoPE, from which its indexes may learn. The last sample of a layer
@@ -97,12 +106,24 @@ class ImportWriter:
         """
         with self._lock:
             self._check_open()
-            validate.layer(self.spec, layer)
-            n = validate.queries(self.spec, q)
-            if not self.tables[layer].layout.finite(q):
+            place = validate.place(self.spec, layer)
+            n = validate.queries(self.spec.shape(place), q)
+            if not self.tables[place].layout.finite(q):
                 raise NonFiniteError(f"queries of layer {layer} hold NaN or infinity; expected finite numbers")
             if n:
-                self._queries.put(layer, q.astype(np.float32))
+                self._queries.put(place, q.astype(np.float32))
+
+    def put_state(self, layer: int, arrays: Mapping[str, Array], position: int | None = None) -> None:
+        """The state of a layer that keeps one, by the names of its arrays. position: how many tokens it is of, None for all of
+        the context. Of each position the states of all such layers are kept, or none.
+
+        Raises LayerError, InvalidArgument, ShapeError, DtypeError, PositionError or CapacityError.
+        """
+        with self._lock:
+            deadlines.check()
+            self._check_open()
+            total = len(self._tokens)
+            self._states.put(layer, arrays, validate.state_position(total if position is None else position, total))
 
     def commit(self) -> ContextInfo:
         """Publish the context. Raises PositionError while a layer is not whole, AlreadyExists and CapacityError."""
@@ -110,17 +131,18 @@ class ImportWriter:
             deadlines.check()
             self._check_open()
             new = len(self._tokens) - self.start
-            for layer, table in enumerate(self.tables):
+            for kept, table in zip(self.spec.kept, self.tables, strict=True):
                 if table.length != new:
-                    raise PositionError(f"layer {layer} was given {table.length} of {new} tokens; write the rest, then commit")
+                    raise PositionError(f"{kept} was given {table.length} of {new} tokens; write the rest, then commit")
             self._open = False
             self._beside.release()
             try:
                 if self._base is None:
                     new_segment = self._new_segment(self._tokens[self.start :], self.start)
-                    return self._publisher.publish(self._context, self.views, new_segment)
+                    return self._publisher.publish(self._context, self.views, new_segment, self._states.snapshots())
                 return self._publisher.publish_chunk(self._context, self.views, self._new_segment(self._tokens, self._base))
             finally:
+                self._states.release()
                 self._handles.remove(self)
 
     def abort(self) -> None:
@@ -149,6 +171,7 @@ class ImportWriter:
 
     def _release(self) -> None:
         self._beside.release()
+        self._states.release()
         self._new_segment(self._tokens, self.start).release()
         release_views(self.views)
 

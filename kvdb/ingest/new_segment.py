@@ -8,6 +8,7 @@ from kvdb.catalog.segments.overhead import segment_nbytes
 from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import SegmentView
+from kvdb.catalog.segments.states import SegmentStates
 from kvdb.catalog.segments.stored_queries import StoredQueries
 from kvdb.ingest.early_file import EarlyFile
 from kvdb.storage.block_table import BlockTable
@@ -38,7 +39,10 @@ class NewSegment(NamedTuple):
             stored = None if self.early is None else self.early.finish(self.tables)
             undo.pop_all()
         indexes = IndexSet(self.queries, budget)
-        segment = Segment(PackedIds(self.tokens), self.tables, indexes, self.base, standalone=standalone, beside=beside)
+        states = SegmentStates(budget)
+        segment = Segment(
+            PackedIds(self.tokens), self.tables, indexes, self.base, standalone=standalone, beside=beside, states=states
+        )
         if self.early is not None and stored is not None:
             segment.stand_on(self.early.disk, stored)
         return SegmentView(segment, len(segment), shift)

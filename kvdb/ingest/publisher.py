@@ -1,11 +1,13 @@
 """Makes contexts out of imports, and out of sessions that are stored."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import kvdb.validate as validate
-from kvdb.blend.rope import inverse_frequencies
+from kvdb.blend.rope_shift import check_movable
 from kvdb.catalog.catalog import Catalog
 from kvdb.catalog.contexts.context import StoredContext
 from kvdb.catalog.contexts.life import Life
@@ -15,6 +17,7 @@ from kvdb.catalog.segments.overhead import context_nbytes
 from kvdb.catalog.segments.overlay import Overlay
 from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.segment_view import SegmentView, Views, release_views, visible_tokens
+from kvdb.catalog.segments.states import StateSnapshot
 from kvdb.catalog.segments.stored_queries import StoredQueries
 from kvdb.errors import CapacityError, InvalidArgument
 from kvdb.events import Kind
@@ -27,6 +30,8 @@ from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.store import BlockStore
 from kvdb.types import DEFAULT_RETENTION, ContextInfo, ModelSpec, Retention, Tokens
+
+NO_STATES: Mapping[int, StateSnapshot] = MappingProxyType({})
 
 
 class NewContext(NamedTuple):
@@ -102,7 +107,7 @@ class Publisher:
             release_views(views)
             raise
         new = NewSegment(ids[stored:], tables, stored, self._queries_of(session))
-        return self.publish(context, views, new)
+        return self.publish(context, views, new, session.states.snapshots())
 
     def early_file(self, context: NewContext, tokens: int) -> EarlyFile | None:
         """The file of a context's new segment of so many tokens, to be written while these come. None where nothing is to be
@@ -112,8 +117,11 @@ class Publisher:
             return None
         return EarlyFile(disk, context.spec.digest, tokens, synced=durability != "os")
 
-    def publish(self, context: NewContext, views: Views, new: NewSegment) -> ContextInfo:
-        """Make a context of the views and, behind them, a new segment, if it has any tokens.
+    def publish(
+        self, context: NewContext, views: Views, new: NewSegment, states: Mapping[int, StateSnapshot] = NO_STATES
+    ) -> ContextInfo:
+        """Make a context of the views and, behind them, a new segment, if it has any tokens. states: of some of its positions,
+        which its segments keep from now on.
 
         Takes over the references to the views and the new segment, also when it raises AlreadyExists or CapacityError.
         """
@@ -121,6 +129,13 @@ class Publisher:
             views = self._extended(context, views, new, standalone=not new.base)
         else:
             new.release()
+        with ExitStack() as undo:
+            undo.callback(release_views, views)
+            for view in views:
+                for position in sorted(states):
+                    if view.begin < position <= view.end:
+                        view.segment.states.put(position - view.begin, states[position])
+            undo.pop_all()
         return self._publish(context.of(ContextLayout.contiguous(views), concatenate(views)))
 
     def publish_chunk(self, context: NewContext, views: Views, new: NewSegment) -> ContextInfo:
@@ -192,7 +207,7 @@ class Publisher:
         size = session.tails[0].layout.block_size
         while views and views[-1].begin >= session.start:
             last = views[-1]
-            if last.segment.indexes.kinds or last.segment.evidence.version:
+            if last.segment.indexes.kinds or last.segment.evidence.version or last.segment.states.positions:
                 break
             begin, end = last.begin - session.start, last.end - session.start
             if end % size == 0 or begin % size or not self._catalog.ends_at(session.spec, session.salt, views):
@@ -207,7 +222,7 @@ class Publisher:
             raise InvalidArgument("the session was laid out of parts; a chunk comes from a session opened on tokens, or on none")
         if len(ids) == base:
             raise InvalidArgument(f"the session holds nothing behind the {base} tokens that it was opened on; expected a chunk")
-        inverse_frequencies(session.spec.rope, session.spec.head_dim)
+        check_movable(session.spec)
         tables = _tail_tables(session, base)
         new = NewSegment(ids[base:], tables, base, self._queries_of(session))
         return self.publish_chunk(context, (), new)

@@ -32,9 +32,11 @@ class RebuiltPart(NamedTuple):
 
 def copyable(parts: Sequence[RebuiltPart]) -> bool:
     """Whether these parts, one behind the other, can lie in blocks of one format without being rounded again: quantized ones only
-    where all of their blocks stay whole, but for the last."""
+    where all of their blocks stay whole, but for the last; and none behind others that hold the end of a window alone."""
     first, *others = {part.segment.format for part in parts}
     *before, last = parts
+    if any(part.segment.unseen for part in parts[1:]):  # what stands before would be lost
+        return False
     whole = all(part.in_whole_blocks for part in before) and last.start % last.segment.tables[0].layout.block_size == 0
     return not others and (not first or whole)
 
@@ -52,7 +54,7 @@ def rebuilt(parts: Sequence[RebuiltPart], blocks: BlockStore, format: str | None
     tables: list[BlockTable] = []
     with ExitStack() as undo:
         for number, like in enumerate(first.segment.tables):
-            tables.append(BlockTable(like.tier, like.layout))
+            tables.append(like.empty())
             undo.callback(_release, tables, number)
             for part in parts:
                 part.segment.wait(number)
@@ -68,6 +70,13 @@ def rebuilt(parts: Sequence[RebuiltPart], blocks: BlockStore, format: str | None
     tokens = np.concatenate([part.segment.ids.unpack(part.start, part.stop) for part in parts])
     new = NewSegment(tokens, tables, first.segment.base + first.start, queries)
     segment = new.view(blocks.budget, standalone=first.segment.standalone and not first.start).segment
+    offset = 0
+    for part in parts:
+        for position, snapshot in part.segment.states.all():
+            if part.start < position <= part.stop:
+                with suppress(CapacityError):  # the prefix is reusable up to another one then
+                    segment.states.put(offset + position - part.start, snapshot)
+        offset += part.stop - part.start
     if format is None:
         segment.rounding = Rounding.of_all([part.segment.rounding for part in parts])  # of all of their tokens
     return segment

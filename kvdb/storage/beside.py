@@ -1,5 +1,5 @@
-"""The keys of segments, and of what is kept beside each: evidence, statistics, scores, indexes. These have its number, and
-another end."""
+"""The keys of segments, and of what is kept beside each: evidence, statistics, scores, states, indexes. These have its number,
+and another end."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,9 @@ SEGMENT = ".segment"
 """The end of a segment's key."""
 INDEX = re.compile(r"\.([A-Za-z0-9_-]+)\.([0-9]+)\.index")
 """The end of an index's key: the kind, and the number of the layer."""
-NAME = re.compile(rf"\.?([0-9]+)(\.segment|\.evidence|\.statistics|\.scores|{INDEX.pattern.replace('(', '(?:')})(\..*)?")
+NAME = re.compile(
+    rf"\.?([0-9]+)(\.segment|\.evidence|\.statistics|\.scores|\.[0-9]+\.states|{INDEX.pattern.replace('(', '(?:')})(\..*)?"
+)
 """The key of a segment, or of what is kept beside one; while it is written, with a dot before it and perhaps more behind it."""
 
 

@@ -13,7 +13,7 @@ import kvdb.codecs.registry as codecs
 from indexes.base import Int64
 from kvdb.codecs.base import Codec, Rounding
 from kvdb.errors import InvalidArgument
-from kvdb.types import DTYPES, Addresses, Array, ModelSpec, bits
+from kvdb.types import DTYPES, Addresses, Array, LayerShape, bits
 
 FORMAT_MASK = 7
 """The bits of a block's address where the number of its codec is."""
@@ -67,8 +67,8 @@ class BlockLayout:
         return self.value_dim > 0 and not self.values_in_keys
 
     @classmethod
-    def of(cls, spec: ModelSpec, block_size: int) -> "BlockLayout":
-        return cls(spec.dtype, spec.kv_heads, spec.head_dim, block_size)
+    def of(cls, shape: LayerShape, block_size: int) -> "BlockLayout":
+        return cls(shape.dtype, shape.kv_heads, shape.head_dim, block_size, "", shape.value_dim, shape.values_in_keys)
 
     @cached_property
     def codec(self) -> Codec:
@@ -110,8 +110,8 @@ class BlockLayout:
         return np.uint64(self.codec.number)
 
     def in_format(self, format: str) -> "BlockLayout":  # noqa: A002  # the field's name
-        """The layout of the same tokens in that format."""
-        return replace(self, format=format)
+        """The layout of the same tokens in that format; as it is where only plain blocks can hold them."""
+        return replace(self, format=format) if self.is_symmetric else self
 
     def of_block(self, address: int) -> "BlockLayout":
         """The layout of a block of the same tokens that lies as its address tells (`tag`)."""
@@ -136,6 +136,12 @@ class BlockLayout:
         infinity. logs: float32 `[heads, n]`, contiguous, which are looked at as well."""
         return _native.finite(self.native, bits(array), logs)
 
+    def zeros(self, n: int) -> tuple[Array, Array]:
+        """k and v of n tokens, all zeros."""
+        k, v = self._arrays(n)
+        k[:] = v[:] = 0
+        return k, v
+
     def read(self, addresses: Addresses, start: int, n: int) -> tuple[Array, Array]:
         """k, `[kv_heads, n, head_dim]`, and v, `[kv_heads, n, value_dim]`, of tokens [start, start + n) of a run. v is a view of
         k where values lie in keys."""
@@ -146,7 +152,7 @@ class BlockLayout:
     def read_into(self, addresses: Addresses, start: int, k: Array, v: Array | None) -> None:
         """Like `read`, into arrays of the caller's in the layout's dtype, whose last dimension is contiguous. v: None for keys
         alone, where there is no V plane."""
-        if v is None:
+        if v is None or not self.has_own_values:
             _native.gather(self.native, addresses, start, k.shape[1], bits(k), None)
         else:
             self.codec.decode(self.native, addresses, start, k, v)

@@ -1,6 +1,7 @@
 """The disk tier: the segments of one database in a store, and what is kept beside them."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -14,12 +15,14 @@ from kvdb.storage.marks import Marks
 from kvdb.storage.room import Ask, Evict, with_room
 from kvdb.storage.segment_head import Contents
 from kvdb.storage.segment_store import SegmentStore
-from kvdb.storage.segment_writing import SegmentWriting, write_threads
+from kvdb.storage.segment_writing import SegmentWriting, unseen_of, write_threads
 from kvdb.storage.stored_segment import StoredSegment
 from kvdb.storage.unknown_files import UnknownFiles
 from kvdb.types import TierStats
 
 log = logging.getLogger(__name__)
+Layouts = tuple[BlockLayout, ...]
+# size: one noun, the disk tier
 
 
 class DiskTier:
@@ -52,19 +55,17 @@ class DiskTier:
         """The bytes of all objects, including those that are being written."""
         return self._reserved + self.unknown.nbytes
 
-    def write(
-        self, spec: str, layout: BlockLayout, tokens: int, tables: Sequence[BlockTable], *, synced: bool = True
-    ) -> StoredSegment:
+    def write(self, spec: str, tokens: int, tables: Sequence[BlockTable], *, synced: bool = True) -> StoredSegment:
         """Write a segment's tables; see `begin` and `finish`."""
-        return self.finish(self.begin(spec, layout, len(tables), tokens), tables, synced=synced)
+        return self.finish(self.begin(spec, layouts_of(tables), tokens, unseen_of(tables)), tables, synced=synced)
 
-    def begin(self, spec: str, layout: BlockLayout, layers: int, tokens: int) -> SegmentWriting:
-        """A segment whose blocks are still to come; it ends with `finish` or `abandon`. spec: the digest of the
-        model's spec. Contexts may go to make room, so the caller has locked no segment and no catalogue. Raises CapacityError or
-        Unavailable."""
-        nbytes = self._contents(SEGMENT, spec, layout, layers, tokens).nbytes
+    def begin(self, spec: str, layouts: Layouts, tokens: int, unseen: tuple[int, ...] = ()) -> SegmentWriting:
+        """A segment whose blocks are still to come; it ends with `finish` or `abandon`. spec: the digest of the model's spec.
+        layouts: one a layer. unseen: see `Contents`. Contexts may go to make room, so the caller has locked no segment and no
+        catalogue. Raises CapacityError or Unavailable."""
+        nbytes = self._contents(SEGMENT, spec, layouts, tokens, unseen).nbytes
         while True:
-            key, contents = with_room(lambda: self._begin(spec, layout, layers, tokens), self.evict, nbytes)
+            key, contents = with_room(lambda: self._begin(spec, layouts, tokens, unseen), self.evict, nbytes)
             with ExitStack() as undo:
                 undo.callback(self._forget, key, contents.nbytes)
                 try:
@@ -100,11 +101,11 @@ class DiskTier:
         """Wait until no loss of power undoes any segment. Raises what `SegmentStore.sync` does."""
         self.store.sync()
 
-    def adopt(self, key: str, spec: str, layout: BlockLayout, layers: int, tokens: int, digest: str = "") -> StoredSegment:
+    def adopt(self, key: str, spec: str, layouts: Layouts, tokens: int, digest: str = "") -> StoredSegment:
         """Take over a segment that the store held before it was opened, with what is kept beside it. Its contents are checked
         when they are read. digest: see `StoredSegment`. The rest as in `write`. Raises IntegrityError for one of another length,
         and Unavailable for none."""
-        segment = StoredSegment.adopt(self.store, key, self._contents(key, spec, layout, layers, tokens), digest)
+        segment = StoredSegment.adopt(self.store, key, self._contents(key, spec, layouts, tokens, ()), digest)
         with self._lock:
             self._segments[key] = segment
             self._reserved += segment.nbytes + self._beside.adopt(key)
@@ -196,17 +197,17 @@ class DiskTier:
             return self._beside.suffixes(segment.key)
 
     def stats(self) -> list[TierStats]:
-        """One entry for each size of block that segments hold."""
+        """One entry for each size of block that segments hold. What a segment takes beside its blocks counts with its first."""
+        blocks: Counter[int] = Counter()
+        nbytes: Counter[int] = Counter()
         with self._lock:
-            segments = list(self._segments.values())
-            beside_nbytes = {one: self._beside.nbytes(one.key) for one in segments}
-        stats = []
-        for block_nbytes in sorted({one.contents.layout.nbytes for one in segments}):
-            of_size = [one for one in segments if one.contents.layout.nbytes == block_nbytes]
-            blocks = sum(one.contents.layers * one.contents.blocks for one in of_size)
-            nbytes = sum(one.nbytes + beside_nbytes[one] for one in of_size)
-            stats.append(TierStats("disk", blocks, blocks, block_nbytes, nbytes, huge=False))
-        return stats
+            for one in self._segments.values():
+                extents = one.contents.extents
+                for extent in extents:
+                    blocks[extent.layout.nbytes] += extent.blocks
+                    nbytes[extent.layout.nbytes] += extent.nbytes
+                nbytes[extents[0].layout.nbytes] += one.contents.extents_at + self._beside.nbytes(one.key)
+        return [TierStats("disk", blocks[size], blocks[size], size, nbytes[size], huge=False) for size in sorted(blocks)]
 
     def check_integrity(self, owned: Sequence[StoredSegment]) -> None:
         """Raises IntegrityError unless `owned` are exactly the segments in the store, each of the right length, with what is kept
@@ -236,8 +237,8 @@ class DiskTier:
         self._threads.shutdown()
         self.store.close()
 
-    def _contents(self, key: str, spec: str, layout: BlockLayout, layers: int, tokens: int) -> Contents:
-        return Contents(f"{self.store.id}/{key}", spec, layout, layers, tokens)
+    def _contents(self, key: str, spec: str, layouts: Layouts, tokens: int, unseen: tuple[int, ...]) -> Contents:
+        return Contents(f"{self.store.id}/{key}", spec, layouts, tokens, unseen=unseen)
 
     def _expected(self) -> dict[str, int]:
         """The bytes of every object that the store should hold, by key."""
@@ -247,13 +248,13 @@ class DiskTier:
         if segment.key not in self._segments:
             raise Unavailable(f"{segment.place} was removed; nothing is kept beside it")
 
-    def _begin(self, spec: str, layout: BlockLayout, layers: int, tokens: int) -> tuple[str, Contents]:
+    def _begin(self, spec: str, layouts: Layouts, tokens: int, unseen: tuple[int, ...]) -> tuple[str, Contents]:
         """The key of a segment that is written from now on, and what it will hold. Raises CapacityError or Unavailable."""
         with self._lock:
             if self._closed:
                 raise Unavailable("the database is closed; connect again")
             key, self._made = f"{self._made}{SEGMENT}", self._made + 1
-            contents = self._contents(key, spec, layout, layers, tokens)
+            contents = self._contents(key, spec, layouts, tokens, unseen)
             self._reserve(contents.nbytes)
             self._writing.add(key)
         return key, contents
@@ -295,3 +296,8 @@ class DiskTier:
                 if self._has_room(nbytes):
                     break
                 self._reserved -= self._beside.remove(key, suffix)
+
+
+def layouts_of(tables: Sequence[BlockTable]) -> Layouts:
+    """The layout of each of these tables."""
+    return tuple(table.layout for table in tables)

@@ -86,7 +86,7 @@ class PagedLayer:
     @property
     def nbytes(self) -> int:
         """The bytes of all its pages."""
-        return self.segment.stored.contents.extent_nbytes
+        return self.segment.stored.contents.extents[self.number].nbytes
 
     @property
     def held_nbytes(self) -> int:
@@ -118,8 +118,8 @@ class PagedLayer:
                         pages = layer.segment.stored.pages(self.segment.pool.pages, layer.number, layer.table)
                         if self.segment.scores is not None:
                             best = best_blocks(self.segment.scores[layer.number], self.segment.pool.share)
-                            pages.prefer(units_of(self.segment.stored.contents, best))
-                        self.segment.tier.hold(layer.table.blocks, pages)
+                            pages.prefer(units_of(self.segment.stored.contents, layer.number, best))
+                        self.segment.tier_of(layer.table).hold(layer.table.blocks, pages)
                         layer.pages = pages
         assert self.pages is not None
         return self.pages
@@ -142,16 +142,16 @@ class PagedSegment:
     ) -> None:
         """tables: empty ones, which take blocks of the pool's tier from now on. scores: of their blocks, `[layers, blocks]`, None
         where these are not known. Raises CapacityError, and then the tables are as they were."""
-        self._home = tables[0].tier
-        self.tier = pool.tier(tables[0].layout.nbytes)
-        with ExitStack() as undo:
-            for table in tables:
-                undo.callback(table.move_to, self._home)
-                undo.callback(table.release)
-                table.move_to(self.tier)
-                table.reserve(stored.contents.tokens)
-            undo.pop_all()
         self.pool = pool
+        self._homes = [table.tier for table in tables]
+        with ExitStack() as undo:
+            gone = stored.contents.unseen or len(tables) * (0,)
+            for table, home, unseen in zip(tables, self._homes, gone, strict=True):
+                undo.callback(table.move_to, home)
+                undo.callback(table.release)
+                table.move_to(self.tier_of(table))
+                table.reserve(stored.contents.tokens, unseen)
+            undo.pop_all()
         self.stored = stored
         self.tables = tables
         self.scores = scores
@@ -165,13 +165,17 @@ class PagedSegment:
         """The bytes of its pages in main memory."""
         return sum(layer.held_nbytes for layer in self.layers)
 
+    def tier_of(self, table: BlockTable) -> PagedTier:
+        """The pool's tier for blocks of a table's size."""
+        return self.pool.tier(table.layout.nbytes)
+
     def leave(self) -> None:
         """Give the blocks back; the tables are empty afterwards, and take blocks where they took them before."""
         for layer in self.layers:
             layer.pages = None
-        for table in self.tables:
+        for table, home in zip(self.tables, self._homes, strict=True):
             table.release()
-            table.move_to(self._home)
+            table.move_to(home)
 
     def note_use(self, layer: PagedLayer, now: int) -> None:
         """Note the use of a layer. Uses one right behind the other, as of an answer and its audit, are one."""
@@ -185,9 +189,10 @@ def best_blocks(scores: npt.NDArray[np.float16], share: float) -> Int64:
     return np.argsort(-scores, kind="stable")[: ceil(share * len(scores))]
 
 
-def units_of(contents: Contents, blocks: Int64) -> npt.NDArray[np.int32]:
+def units_of(contents: Contents, layer: int, blocks: Int64) -> npt.NDArray[np.int32]:
     """The units of a layer that hold these blocks alone, int32; none where a unit holds several blocks."""
-    each = contents.layout.nbytes // contents.unit_nbytes if contents.direct else 0
+    extent = contents.extents[layer]
+    each = extent.layout.nbytes // extent.unit_nbytes if contents.direct else 0
     return (each * blocks[:, None] + np.arange(each)).reshape(-1).astype(np.int32)
 
 

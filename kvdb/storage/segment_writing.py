@@ -37,25 +37,26 @@ class SegmentWriting:
         self.contents = contents
         self._writer = writer
         self._threads = threads
-        self._sums = np.empty((contents.layers, contents.units), np.uint32)
-        self._pieces = [list(reversed(list(contents.pieces()))) for _ in range(contents.layers)]  # those that are still to come
+        self._sums = np.empty(contents.units, np.uint32)
+        self._pieces = [list(extent.pieces())[::-1] for extent in contents.extents]  # those that are still to come
         self._moving: list[Future[None]] = []
 
     def take(self, layer: int, table: BlockTable) -> None:
         """Begin to write what is complete of a layer's table. Raises CapacityError or Unavailable where something could not be
         written that was taken before; then only `abandon` is left."""
-        self._begin(layer, table, table.length // self.contents.layout.block_size)
+        self._begin(layer, table, table.length // table.layout.block_size - table.skipped)
         self._moving = [piece for piece in self._moving if not _is_done(piece)]
 
     def finish(self, tables: Sequence[BlockTable], mark: str, *, synced: bool) -> str:
         """Write the rest of these tables, one a layer and each whole, and have the store keep it. mark, synced: see
         `ObjectWriter.finish`. Returns the digest of its contents. Raises CapacityError or Unavailable; then nothing is kept."""
         contents = self.contents
-        assert len(tables) == contents.layers
-        assert all(table.length == contents.tokens and table.layout == contents.layout for table in tables)
+        assert tuple(table.layout for table in tables) == contents.layouts
+        assert unseen_of(tables) == contents.unseen
+        assert all(table.length == contents.tokens for table in tables)
         try:
             for layer, table in enumerate(tables):
-                self._begin(layer, table, contents.blocks)
+                self._begin(layer, table, contents.blocks[layer])
             for piece in self._moving:
                 piece.result()
             self._write_head()
@@ -77,8 +78,8 @@ class SegmentWriting:
         coming = self._pieces[layer]
         while coming and coming[-1].stop <= blocks:
             piece = coming.pop()
-            addresses = table.addresses[piece].copy()
-            last = table.length % table.layout.block_size if piece.stop == self.contents.blocks else 0
+            addresses = table.addresses[table.skipped :][piece].copy()
+            last = table.length % table.layout.block_size if piece.stop == self.contents.blocks[layer] else 0
             self._submit(partial(self._write, layer, piece, addresses, last))
 
     def _submit(self, move: Callable[[], None]) -> None:
@@ -90,18 +91,24 @@ class SegmentWriting:
     def _write(self, layer: int, piece: slice, addresses: Addresses, last: int) -> None:
         """Write some blocks of a layer and set their checksums. last: the tokens of the last one, if it is the layer's last and
         not full: zeros are written behind them, as tokens of another segment may be left there."""
-        contents, layout = self.contents, self.contents.layout
+        extent = self.contents.extents[layer]
+        layout = extent.layout
         if last:
             scratch = direct_io.page_aligned(layout.nbytes)
             layout.copy_first(int(addresses[-1]), scratch.ctypes.data, last)
             addresses[-1] = scratch.ctypes.data
-        self._sums[layer, contents.units_of(piece)] = contents.checksums(addresses)
-        self._writer.write(contents.layer_at(layer) + piece.start * layout.nbytes, addresses, layout.nbytes)
+        self._sums[extent.units_of(piece)] = extent.checksums(addresses)
+        self._writer.write(extent.at + piece.start * layout.nbytes, addresses, layout.nbytes)
 
     def _write_head(self) -> None:
         scratch = direct_io.page_aligned(self.contents.extents_at)
         scratch[:] = np.frombuffer(self.contents.head(self._sums).ljust(len(scratch), b"\0"), np.uint8)
         self._writer.write(0, np.array([scratch.ctypes.data], np.uint64), len(scratch))
+
+
+def unseen_of(tables: Sequence[BlockTable]) -> tuple[int, ...]:
+    """`Contents.unseen` of these tables."""
+    return tuple(table.unseen for table in tables) if any(table.unseen for table in tables) else ()
 
 
 def _is_done(piece: Future[None]) -> bool:

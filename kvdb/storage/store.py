@@ -79,10 +79,10 @@ class BlockStore:
         self._lock = Lock()
 
     def tables(self, spec: ModelSpec, format: str = "") -> list[BlockTable]:  # noqa: A002  # the field's name
-        """An empty table for each layer, of blocks in that format (see `BlockLayout`). Takes no blocks."""
-        layout = BlockLayout.of(spec, self._config.block_size).in_format(format)
-        tier = self._tier(layout)
-        return [BlockTable(tier, layout) for _ in range(spec.layers)]
+        """An empty table for each entry of `spec.kept`, of blocks in that format (see `BlockLayout`). Takes no blocks."""
+        layouts = [BlockLayout.of(one.shape, self._config.block_size).in_format(format) for one in spec.kept]
+        searched = [one.what == "kv" and not one.shape.window for one in spec.kept]
+        return [BlockTable(self._tier(layout), layout, searched=use) for layout, use in zip(layouts, searched, strict=True)]
 
     def format_of(self, asked: str | None) -> str:
         """The format of new segments: the one that is asked for, None for `storage.format`. Raises InvalidArgument where blocks
@@ -101,16 +101,16 @@ class BlockStore:
         yet. Raises CapacityError and InvalidArgument; then it is as it was."""
         table = tables[layer]
         self._score(layer, table)
-        if table.layout.format == format:
-            return
         layout = table.layout.in_format(format)
+        if layout == table.layout:
+            return
         tables[layer] = table.encoded(self._tier(layout), layout)
         tables[layer].scores, table.scores = table.scores, None
         table.release()
 
     def _score(self, layer: int, table: BlockTable) -> None:
         """Give its tokens the scores of `storage.selector`, where there is one, and room for them."""
-        if self._selector is not None and table.scores is None:
+        if self._selector is not None and table.scores is None and table.searched:
             values = scored(self._selector, layer, table.layout, table.addresses, table.length)
             with suppress(CapacityError):  # only the tokens must be kept
                 table.scores = TokenScores(self._selector.name, values, self.budget)
@@ -125,8 +125,11 @@ class BlockStore:
             return tier
 
     def gpu_tier(self, spec: ModelSpec) -> "GpuTier | None":
-        """The tier for copies of a model's blocks, opened at the first call; None without a GPU that can hold them."""
-        return None if self.slabs is None else self.slabs.tier(BlockLayout.of(spec, self._config.block_size))
+        """The tier for copies of a model's blocks, opened at the first call; None without a GPU that can hold them,
+        and for a model whose layers differ."""
+        if self.slabs is None or not spec.uniform:
+            return None
+        return self.slabs.tier(BlockLayout.of(spec.shape(0), self._config.block_size))
 
     def stats(self) -> list[TierStats]:
         on_gpu = [] if self.slabs is None else self.slabs.stats()

@@ -25,7 +25,7 @@ import kvdb.forks as forks
 from kvdb.errors import ForkedProcess, IntegrityError, InvalidArgument, KvdbError, Unavailable, Unsupported
 from kvdb.version import __version__
 
-FORMAT, VERSION = "kvdb store", 3
+FORMAT, VERSION = "kvdb store", 4
 """What the label says of a store that is written today. Older ones become so when they are opened (`StoreFolder.stamp`)."""
 LABEL, LOCK, CATALOG, SEGMENTS = "store.json", "lock", "catalog.db", "segments"
 NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}

@@ -17,7 +17,7 @@ import kvdb._native as _native
 import kvdb.storage.direct_io as direct_io
 from kvdb.errors import IntegrityError, KvdbError, Unavailable
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.segment_head import HEAD_AT, Contents, Sums, corrupt
+from kvdb.storage.segment_head import HEAD_AT, TEXT_BYTES_MAX, Contents, Sums, corrupt
 from kvdb.storage.segment_store import ObjectReader, SegmentStore, unreadable
 from kvdb.types import Addresses
 
@@ -35,13 +35,12 @@ class StoredSegment:
 
     @classmethod
     def adopt(cls, store: SegmentStore, key: str, expected: Contents, digest: str = "") -> "StoredSegment":
-        """One that was written before, perhaps in an older version of the format. Raises IntegrityError for one of another
-        length, and Unavailable for none."""
+        """One that was written before, perhaps in an older version of the format, or without blocks that no query sees. Raises
+        IntegrityError for one of another length, and Unavailable for none."""
         found = cls(store, key, expected, digest)
         with store.open(key, whole_pages=False) as reader:
-            text = expected.first_version.text
-            if reader.read_bytes(HEAD_AT + 4, len(text)) == text:
-                found.contents = expected.first_version
+            length = int.from_bytes(reader.read_bytes(HEAD_AT, 4), "little")
+            found.contents = expected.as_written(reader.read_bytes(HEAD_AT + 4, min(length, TEXT_BYTES_MAX)))
             found._check_size(reader)
         return found
 
@@ -74,55 +73,57 @@ class StoredSegment:
         Raises IntegrityError for a segment that was cut short or changed, and Unavailable for one that cannot be read; then the
         contents of the blocks are unspecified.
         """
-        assert table.layout == self.contents.layout
-        assert len(table.addresses) == self.contents.blocks
-        self._read(layer, np.ascontiguousarray(table.addresses))
+        assert table.layout == self.contents.layouts[layer]
+        addresses = np.ascontiguousarray(table.addresses[table.skipped :])
+        assert len(addresses) == self.contents.blocks[layer]
+        self._read(layer, addresses)
 
     def pages(self, pool: _native.PagePool, layer: int, table: BlockTable) -> _native.LayerPages:
         """The pages of one layer, in the blocks of `table`, which stand one behind the other from a page on. What they raise when
         they are read is for `read_error`. Raises IntegrityError or Unavailable."""
         contents, file = self.contents, self._store.file(self.key)
-        assert table.layout == contents.layout
-        assert len(table.addresses) == contents.blocks
+        extent, sums = contents.extents[layer], self._sums
+        assert table.layout == extent.layout
+        assert len(table.addresses) - table.skipped == extent.blocks
         return _native.LayerPages(
             pool,
-            int(table.addresses[0]),
-            contents.extent_nbytes,
-            contents.unit_nbytes if contents.direct else contents.extent_nbytes,
+            int(table.addresses[table.skipped]),
+            extent.nbytes,
+            extent.unit_nbytes if contents.direct else extent.nbytes,
             self.place if file is None else str(file),
             contents.nbytes,
-            contents.layer_at(layer),
+            extent.at,
             layer,
-            contents.layout.nbytes,
-            contents.unit_nbytes,
-            self._sums[layer],
+            extent.layout.nbytes,
+            extent.unit_nbytes,
+            sums[extent.first : extent.first + extent.units],
             self._read_pages if file is None else None,
         )
 
     def verify(self) -> None:
         """Compare its head and all blocks, as they are in the store now, with their checksums. Raises as `read_layer` does."""
-        again, nbytes = StoredSegment(self._store, self.key, self.contents, self.digest), self.contents.layout.nbytes
-        piece = next(self.contents.pieces()).stop
-        scratch = direct_io.page_aligned(piece * nbytes)
-        addresses = (scratch.ctypes.data + nbytes * np.arange(piece)).astype(np.uint64)
-        for layer in range(self.contents.layers):
-            again._read(layer, np.resize(addresses, self.contents.blocks))  # each piece in the same memory
+        again = StoredSegment(self._store, self.key, self.contents, self.digest)
+        for layer, extent in enumerate(self.contents.extents):
+            piece, nbytes = next(extent.pieces()).stop, extent.layout.nbytes
+            scratch = direct_io.page_aligned(piece * nbytes)
+            addresses = (scratch.ctypes.data + nbytes * np.arange(piece)).astype(np.uint64)
+            again._read(layer, np.resize(addresses, extent.blocks))  # each piece in the same memory
 
     def _read(self, layer: int, addresses: Addresses) -> None:
-        contents, sums, nbytes = self.contents, self._sums[layer], self.contents.layout.nbytes
-        at = contents.layer_at(layer)
-        with self._opened(whole_pages=contents.direct) as reader:
+        extent, sums = self.contents.extents[layer], self._sums
+        nbytes = extent.layout.nbytes
+        with self._opened(whole_pages=self.contents.direct) as reader:
 
             def read(piece: slice) -> None:
-                if reader.read(at + piece.start * nbytes, addresses[piece], nbytes) < len(addresses[piece]) * nbytes:
+                if reader.read(extent.at + piece.start * nbytes, addresses[piece], nbytes) < len(addresses[piece]) * nbytes:
                     raise corrupt(self.place, f"it ends within layer {layer}")
-                units = contents.units_of(piece)
-                wrong = np.flatnonzero(contents.checksums(addresses[piece]) != sums[units])  # while they are in the cache
+                units = extent.units_of(piece)
+                wrong = np.flatnonzero(extent.checksums(addresses[piece]) != sums[units])  # while they are in the cache
                 if len(wrong):
-                    block = (units.start + wrong[0]) * contents.unit_nbytes // nbytes
+                    block = (units.start - extent.first + wrong[0]) * extent.unit_nbytes // nbytes
                     raise corrupt(self.place, f"block {block} of layer {layer} does not match its checksum")
 
-            direct_io.at_once(read, contents.pieces())
+            direct_io.at_once(read, extent.pieces())
 
     def _read_pages(self, offsets: Addresses, addresses: Addresses) -> None:
         """Fill pages of 4 KiB at these addresses from these offsets, uint64 `[n]`, for native code. Raises OSError, as that does

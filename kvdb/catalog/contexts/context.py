@@ -63,7 +63,7 @@ class StoredContext:
             spec=self.spec,
             tokens=self.layout.length,
             segments=len(self.views),
-            nbytes=overlaid + sum(view.segment.nbytes for view in self.views),
+            nbytes=overlaid + sum(view.segment.nbytes + view.segment.states.nbytes for view in self.views),
             chunk=bool(self.chunk),
             blended=not self.plain and not self.chunk,
             salt=self.salt,
@@ -117,8 +117,10 @@ class StoredContext:
 
     def statistics(self) -> ContextStatistics:
         segments = [view.segment for view in self.views]
-        shape = self.spec.layers, self.spec.q_heads
-        known = [s.statistics.of_segment(s.number, len(s), shape, s.known_evidence()) for s in segments]
+        heads = [kept.shape.q_heads for kept in self.spec.kept]
+        known = [s.statistics.of_segment(s.number, len(s), heads, s.known_evidence()) for s in segments]
+        if not self.spec.uniform:
+            known = [one.at(self.spec.places) for one in known]
         return ContextStatistics(self.name, tuple(known))
 
 

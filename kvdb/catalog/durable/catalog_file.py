@@ -32,6 +32,7 @@ from kvdb.catalog.durable.catalog_tables import (
     SECOND_SEGMENTS,
     SEGMENTS,
     SPECS,
+    THIRD_VERSION,
     UPGRADE_FIRST,
     UPGRADE_SECOND,
     Reading,
@@ -169,16 +170,18 @@ def _prepare(database: CatalogDatabase) -> None:
     elif not FIRST_VERSION <= version <= VERSION:
         raise unreadable(str(database.path), version)
     elif version < VERSION:
-        _upgrade(database, first=version == FIRST_VERSION)
+        _upgrade(database, version)
     database.writer = Writer(db)
 
 
-def _upgrade(database: CatalogDatabase, *, first: bool) -> None:
-    """Make a catalogue of version 1 or 2 one of version 3. A row that was damaged stays so, because its checksum stays."""
+def _upgrade(database: CatalogDatabase, version: int) -> None:
+    """Make a catalogue of an older version one of version 4, which has the tables of version 3. A row that was damaged stays so,
+    because its checksum stays."""
+    first, older = version == FIRST_VERSION, version < THIRD_VERSION
     with database.transaction() as db:
-        for statement in (*(UPGRADE_FIRST if first else ()), *UPGRADE_SECOND):
+        for statement in (*(UPGRADE_FIRST if first else ()), *(UPGRADE_SECOND if older else ())):
             db.execute(statement)
-        for segment in Reading(db).records(FIRST_SEGMENTS if first else SECOND_SEGMENTS):
+        for segment in Reading(db).records(FIRST_SEGMENTS if first else SECOND_SEGMENTS) if older else ():
             *_, tokens, kept_as, rounding, digest = row = segment.row()
             changed = tokens, kept_as, rounding, digest, checksum(row), segment.file
             db.execute("UPDATE segment SET tokens = ?, format = ?, rounding = ?, digest = ?, crc = ? WHERE file = ?", changed)

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from kvdb.catalog.durable.catalog_records import ContextRecord, LifeRecord, Row, SegmentRecord, SpecRecord, checksum, parse
 
-APPLICATION, FIRST_VERSION = 0x6B766462, 1
+APPLICATION, FIRST_VERSION, THIRD_VERSION = 0x6B766462, 1, 3
 """What SQLite keeps in its header: "kvdb", and the version of the tables, which is that of the store; here the oldest that is
 read."""
 LIFE_TABLE = """

@@ -7,6 +7,7 @@ import indexes.file as index_file
 import kvdb.catalog.evidence.evidence_file as evidence_file
 import kvdb.catalog.evidence.statistics_file as statistics_file
 import kvdb.catalog.segments.scores as scores_file
+import kvdb.catalog.segments.states as states_file
 from indexes.base import IndexCorrupt
 from kvdb.catalog.contexts.context import StoredContext, stored_of
 from kvdb.errors import IntegrityError, NotFound, Unavailable
@@ -23,7 +24,7 @@ def check(context: StoredContext, disk: DiskTier) -> Checked:
     blocks = nbytes = indexes = 0
     for segment in stored_of([context]):
         segment.verify()
-        blocks += segment.contents.layers * segment.contents.blocks
+        blocks += sum(segment.contents.blocks)
         nbytes += segment.nbytes
         for suffix in disk.kept_beside(segment):
             nbytes += _check_beside(disk, segment, suffix)
@@ -71,6 +72,8 @@ def _read_beside(store: SegmentStore, segment: StoredSegment, suffix: str) -> in
             statistics_file.unpack(segment.contents, content)
         elif suffix == scores_file.SUFFIX:
             scores_file.unpack(segment.contents, content)
+        elif (states := states_file.SUFFIX.fullmatch(suffix)) is not None:
+            states_file.unpack(segment.contents.key, int(states[1]), content)
         return len(content)
     except (IndexCorrupt, ValueError, KeyError, TypeError, OverflowError, struct.error) as error:
         place = f"{store.where}/{key}"

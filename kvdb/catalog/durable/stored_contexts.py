@@ -13,9 +13,10 @@ from kvdb.catalog.segments.overlay import Overlay
 from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.segment import Segment
 from kvdb.catalog.segments.segment_view import SegmentView
+from kvdb.catalog.segments.states import SegmentStates
 from kvdb.errors import ConfigError, IntegrityError, Unavailable
 from kvdb.storage.budget import Reservation
-from kvdb.storage.disk import DiskTier
+from kvdb.storage.disk import DiskTier, layouts_of
 from kvdb.storage.store import BlockStore
 from kvdb.types import ModelSpec
 
@@ -79,13 +80,18 @@ class StoredContexts:
         if record is None or spec is None:
             raise IntegrityError(f"what the catalogue says of {file} does not match its checksum")
         tables = self._blocks.tables(spec, record.format)
-        layout = tables[0].layout
-        if layout.block_size != record.block_size:
+        if tables[0].layout.block_size != record.block_size:
             raise ConfigError(f"the store has blocks of {record.block_size} tokens; set storage.block_size to that")
-        on_disk = self._disk.adopt(file, spec.digest, layout, spec.layers, len(record.ids), record.digest)
-        beside = Reservation(self._blocks.budget, segment_nbytes(spec.layers, len(record.ids)))
+        on_disk = self._disk.adopt(file, spec.digest, layouts_of(tables), len(record.ids), record.digest)
+        beside = Reservation(self._blocks.budget, segment_nbytes(len(tables), len(record.ids)))
         segment = Segment(
-            record.ids, tables, IndexSet(budget=self._blocks.budget), record.base, standalone=record.standalone, beside=beside
+            record.ids,
+            tables,
+            IndexSet(budget=self._blocks.budget),
+            record.base,
+            standalone=record.standalone,
+            beside=beside,
+            states=SegmentStates(self._blocks.budget),
         )
         segment.rounding = record.rounding
         segment.stand_on(self._disk, on_disk)

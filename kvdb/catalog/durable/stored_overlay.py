@@ -14,9 +14,8 @@ from kvdb.catalog.durable.catalog_records import OverlayRecord
 from kvdb.catalog.segments.overlay import Overlay
 from kvdb.errors import ConfigError
 from kvdb.storage.block_table import BlockTable
-from kvdb.storage.disk import DiskTier
+from kvdb.storage.disk import DiskTier, layouts_of
 from kvdb.storage.stored_segment import StoredSegment
-from kvdb.types import DTYPES
 
 
 class SharedRows:
@@ -56,8 +55,7 @@ class StoredOverlay(Overlay):
 
     @property
     def nbytes(self) -> int:
-        contents = self.stored.contents
-        return contents.layers * contents.blocks * contents.layout.nbytes
+        return sum(extent.blocks * extent.layout.nbytes for extent in self.stored.contents.extents)
 
     def share(self) -> Overlay:
         self._kept.retain()
@@ -88,7 +86,7 @@ def store(overlay: Overlay, disk: DiskTier, spec: str, *, synced: bool = True) -
     model's spec. synced: see `DiskTier.write`. Raises CapacityError or Unavailable."""
     layout = overlay.tables[0].layout
     positions = tuple(layer.astype(np.int32) for layer in overlay.positions)
-    empty = [BlockTable(table.tier, layout) for table in overlay.tables]
+    empty = [table.empty() for table in overlay.tables]
     rows = max(map(len, positions))
     if not rows:
         return Overlay(empty), OverlayRecord("", layout.block_size, positions)
@@ -97,10 +95,9 @@ def store(overlay: Overlay, disk: DiskTier, spec: str, *, synced: bool = True) -
         for table in overlay.tables:
             padded.append(table.share())
             undo.callback(padded[-1].release)
-            missing = np.zeros((layout.kv_heads, rows - table.length, layout.head_dim), DTYPES[layout.dtype])
-            if missing.size:
-                padded[-1].append(missing, missing)
-        stored = disk.write(spec, layout, rows, padded, synced=synced)
+            if rows > table.length:
+                padded[-1].append(*table.layout.zeros(rows - table.length))
+        stored = disk.write(spec, rows, padded, synced=synced)
     record = OverlayRecord(stored.key, layout.block_size, positions, stored.digest)
     return StoredOverlay(SharedRows(disk, stored), empty, positions), record
 
@@ -113,5 +110,5 @@ def restore(record: OverlayRecord, disk: DiskTier, spec: str, tables: list[Block
         raise ConfigError(f"the store has blocks of {record.block_size} tokens; set storage.block_size to that")
     if not record.file:
         return Overlay(tables)
-    stored = disk.adopt(record.file, spec, layout, len(tables), max(map(len, record.positions)), record.digest)
+    stored = disk.adopt(record.file, spec, layouts_of(tables), max(map(len, record.positions)), record.digest)
     return StoredOverlay(SharedRows(disk, stored), tables, record.positions)

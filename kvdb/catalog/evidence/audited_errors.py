@@ -1,6 +1,6 @@
 """The audited errors of the answers over one segment, by layer and query head."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,20 +12,21 @@ from kvdb.types import Float32
 Int64 = npt.NDArray[np.int64]
 
 
-def audited_errors(evidence: Evidence, shape: tuple[int, int]) -> tuple[Int64, Float32]:
+def audited_errors(evidence: Evidence, heads: Sequence[int]) -> tuple[Int64, Float32]:
     """How many answers were audited, int64, and what the 95th percentile of their error does not exceed, float32, infinite where
     the audits are too few to say; both `[layers, q_heads]` and read-only.
 
-    shape: layers and query heads. The numbers of a query head are those of its KV head: of the way with the smallest error among
-    the ways that were tried.
+    heads: the query heads of each layer. The numbers of a query head are those of its KV head: of the way with the smallest error
+    among the ways that were tried.
     """
+    shape = len(heads), max(heads)
     audits, errors = np.zeros(shape, np.int64), np.full(shape, np.inf, np.float32)
     for layer in evidence.layers():
         ways = evidence.of(layer).values()
         if ways:
             counts, bounds = _least(ways)
-            group = shape[1] // len(counts)
-            audits[layer], errors[layer] = np.repeat(counts, group), np.repeat(bounds, group)
+            group = heads[layer] // len(counts)
+            audits[layer, : heads[layer]], errors[layer, : heads[layer]] = np.repeat(counts, group), np.repeat(bounds, group)
     audits.flags.writeable = errors.flags.writeable = False
     return audits, errors
 

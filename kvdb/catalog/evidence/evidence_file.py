@@ -60,17 +60,27 @@ SIZES = {"faults": RECENT_AUDITS, "edges": 2, "signs": SIGNS, "unlike": AUDITS_M
 
 @dataclass(frozen=True)
 class Owner:
-    """The segment that evidence belongs to. key: names it among all others. spec: the digest of its model's spec."""
+    """The segment that evidence belongs to. key: names it among all others. spec: the digest of its model's spec. kv_heads: of
+    every layer, or of each where they differ."""
 
     key: str
     spec: str
     layers: int
-    kv_heads: int
+    kv_heads: int | tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kv_heads, int):  # JSON has lists
+            object.__setattr__(self, "kv_heads", tuple(self.kv_heads))
+
+    def heads_of(self, layer: int) -> int:
+        """The KV heads of one layer."""
+        return self.kv_heads if isinstance(self.kv_heads, int) else self.kv_heads[layer]
 
     @classmethod
     def of(cls, segment: StoredSegment) -> "Owner":
         contents = segment.contents
-        return cls(contents.key, contents.spec, contents.layers, contents.layout.kv_heads)
+        heads = tuple(layout.kv_heads for layout in contents.layouts)
+        return cls(contents.key, contents.spec, contents.layers, heads[0] if len(set(heads)) == 1 else heads)
 
 
 def put_away(evidence: Evidence, disk: DiskTier, segment: StoredSegment) -> None:
@@ -181,9 +191,10 @@ def _records(payload: bytes, listed: Sequence[Mapping[str, Any]], owner: Owner) 
     for one in listed:
         layer, way = _layer(one["layer"], owner), Way.from_dict(one["way"])
         sizes = {name: _count(one["sizes"][name], most) for name, most in SIZES_MAX.items()}
-        if not sizes["q_heads"] or sizes["q_heads"] % owner.kv_heads:
-            raise ValueError(f"{sizes['q_heads']} query heads of {owner.kv_heads} KV heads")
-        sizes |= {"heads": owner.kv_heads, **SIZES}
+        kv_heads = owner.heads_of(layer)
+        if not sizes["q_heads"] or sizes["q_heads"] % kv_heads:
+            raise ValueError(f"{sizes['q_heads']} query heads of {kv_heads} KV heads")
+        sizes |= {"heads": kv_heads, **SIZES}
         arrays: dict[str, Any] = {}
         for name, (dtype, axes) in ARRAYS.items():
             shape = tuple(sizes[axis] for axis in axes)

@@ -1,5 +1,6 @@
 """What the queries of one segment were like, by layer and head: the optimizer decides by it, and `kvdb stats` shows it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -98,13 +99,14 @@ class Statistics:
         """How often the segment had been queried when the layer was last probed."""
         return self._probed.get(layer, 0)
 
-    def of_segment(self, number: int, tokens: int, shape: tuple[int, int], evidence: Evidence | None = None) -> SegmentStatistics:
-        """Every layer as it is now, for the segment of that number and length. shape: layers and q_heads. evidence: of the
-        segment, None for none."""
+    def of_segment(self, number: int, tokens: int, heads: Sequence[int], evidence: Evidence | None = None) -> SegmentStatistics:
+        """Every layer as it is now, for the segment of that number and length. heads: the query heads of each layer. evidence: of
+        the segment, None for none."""
+        shape = len(heads), max(heads)
         queries = np.zeros(shape, np.int64)
         averages = np.zeros((len(MEASURES), *shape), np.float32)
         for layer, state in self.layers().items():
-            queries[layer], averages[:, layer] = state.counts[0], state.averages
+            queries[layer, : heads[layer]], averages[:, layer, : heads[layer]] = state.counts[0], state.averages
         queries.flags.writeable = averages.flags.writeable = False
-        audited = audited_errors(evidence or Evidence(), shape)
+        audited = audited_errors(evidence or Evidence(), heads)
         return SegmentStatistics(number, tokens, queries, *(*averages, *audited))

@@ -62,11 +62,12 @@ def unpack(owner: Contents, content: bytes) -> dict[int, LayerAverages]:
     fields = json.loads(text)
     if (fields["version"], fields["key"]) != (VERSION, owner.key):
         raise ValueError(f"the file is of version {fields['version']!r} and of {fields['key']!r}")
-    layers, heads = {}, owner.layout.kv_heads
+    layers = {}
     for name, one in fields["layers"].items():
         counts, averages = np.array(one["counts"], np.int64), np.array(one["averages"], np.float32)
-        right = counts.shape == averages.shape and counts.shape[:1] == (len(MEASURES),) and not counts.shape[1] % heads
-        if not right or not 0 <= int(name) < owner.layers or (counts < 0).any() or not np.isfinite(averages).all():
+        right = 0 <= int(name) < owner.layers and counts.shape == averages.shape and counts.shape[:1] == (len(MEASURES),)
+        right = right and not counts.shape[1] % owner.layouts[int(name)].kv_heads
+        if not right or (counts < 0).any() or not np.isfinite(averages).all():
             raise ValueError(f"layer {name} holds numbers that no query leaves")
         layers[int(name)] = LayerAverages(counts, averages)
     return layers

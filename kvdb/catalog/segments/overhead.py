@@ -7,9 +7,9 @@ blocks of many tokens and heads, and more than the blocks where these are small.
 from kvdb.catalog.segments.segment_view import Views
 from kvdb.types import ModelSpec
 
-CONTEXT_BYTES, SEGMENT_BYTES, TABLE_BYTES = 2048, 2048, 640
+CONTEXT_BYTES, SEGMENT_BYTES, TABLE_BYTES = 2048, 2304, 656
 """The bytes of a context, of a segment, and of each of its tables, one a layer."""
-SESSION_BYTES, LAYER_BYTES, RUN_BYTES = 2048, 8192, 16
+SESSION_BYTES, LAYER_BYTES, RUN_BYTES = 2560, 8704, 16
 """The bytes of a session, of each of its layers with a plan or two, and of each block that a layer reads."""
 ID_BYTES = 4
 """The bytes of a token's id."""
@@ -28,5 +28,6 @@ def segment_nbytes(layers: int, tokens: int) -> int:
 def session_nbytes(spec: ModelSpec, views: Views, ids: int) -> int:
     """Bytes of a session over these views beside its blocks and the queries that it keeps. ids: how many it knows."""
     blocks = sum(view.segment.tables[0].layout.blocks_for(view.visible) for view in views)
-    last_queries = 3 * spec.q_heads * spec.head_dim * spec.numpy_dtype.itemsize  # one of Python, two of native steps
-    return SESSION_BYTES + spec.layers * (LAYER_BYTES + TABLE_BYTES + RUN_BYTES * blocks + last_queries) + ID_BYTES * ids
+    numbers = sum(kept.shape.q_heads * kept.shape.head_dim for kept in spec.kept)
+    last_queries = 3 * numbers * spec.numpy_dtype.itemsize  # one of Python, two of native steps
+    return SESSION_BYTES + len(spec.kept) * (LAYER_BYTES + TABLE_BYTES + RUN_BYTES * blocks) + last_queries + ID_BYTES * ids

@@ -38,7 +38,7 @@ class SegmentScores:
             if table.scores is not None:
                 self._layers.append(table.scores)
                 table.scores = None
-        if len(self._layers) < len(tables):
+        if len(self._layers) < len(tables) or len({one.values.shape for one in self._layers}) > 1:
             self.release()
 
     def release(self) -> None:
@@ -100,4 +100,4 @@ def unpack(owner: Contents, content: bytes) -> tuple[str, Float16]:
     if (fields["version"], fields["key"]) != (VERSION, owner.key):
         raise ValueError(f"the file is of version {fields['version']!r} and of {fields['key']!r}")
     values = np.frombuffer(content[begin : -NUMBER.size], "<f2").astype(np.float16)
-    return str(fields["selector"]), values.reshape(owner.layers, owner.layout.kv_heads, owner.tokens)
+    return str(fields["selector"]), values.reshape(owner.layers, owner.layouts[0].kv_heads, owner.tokens)

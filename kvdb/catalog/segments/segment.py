@@ -13,6 +13,7 @@ from kvdb.catalog.evidence.usage import SegmentUsage
 from kvdb.catalog.segments.index_set import IndexSet
 from kvdb.catalog.segments.packed_ids import PackedIds
 from kvdb.catalog.segments.scores import SegmentScores
+from kvdb.catalog.segments.states import SegmentStates
 from kvdb.codecs.base import Rounding
 from kvdb.errors import CapacityError
 from kvdb.storage.block_table import BlockTable, reserve_together
@@ -20,6 +21,7 @@ from kvdb.storage.budget import Reservation
 from kvdb.storage.disk import DiskTier
 from kvdb.storage.loader import Loader, Loading
 from kvdb.storage.paged_segment import PagedSegment, pinned
+from kvdb.storage.segment_writing import unseen_of
 from kvdb.storage.stored_segment import StoredSegment
 from kvdb.types import Tokens
 
@@ -33,7 +35,7 @@ class Segment:
     those over its keys. base: the position of its first token when it was computed. standalone: whether nothing was before it
     then, so that it may stand anywhere; otherwise it is exact only behind its parent. statistics: averages over its queries.
     evidence: the errors of its answers. usage: how often it was used. pins: how often pinned. rounding: what encoding changed.
-    scores: what a selector said of its tokens.
+    scores: what a selector said of its tokens. states: snapshots of the states of layers that keep no tokens.
 
     Its blocks are in main memory until it is offloaded, and as long as it is pinned. Afterwards the tables are empty, and
     `stored` holds their contents; it is never written again, because a segment never changes. The evidence goes to disk and back
@@ -50,6 +52,7 @@ class Segment:
         *,
         standalone: bool = False,
         beside: Reservation | None = None,
+        states: SegmentStates | None = None,
     ) -> None:
         """beside: what it takes of the budget beside blocks."""
         assert len(ids) and all(table.length in {0, len(ids)} for table in tables)
@@ -63,6 +66,7 @@ class Segment:
         self.evidence = Evidence()
         self.usage = SegmentUsage()
         self.scores = SegmentScores(tables)
+        self.states = states or SegmentStates()
         self.rounding = Rounding.of_all([table.rounding for table in tables])
         self._beside = beside
         self.stored: StoredSegment | None = None
@@ -86,11 +90,24 @@ class Segment:
     @property
     def nbytes(self) -> int:
         """The bytes of its blocks, wherever they are."""
-        return len(self.tables) * self.tables[0].layout.blocks_for(len(self)) * self.tables[0].layout.nbytes
+        blocks = self.tables[0].layout.blocks_for(len(self))
+        unseen = self.unseen or len(self.tables) * (0,)
+        each = zip((table.layout for table in self.tables), unseen, strict=True)
+        return sum((blocks - gone // layout.block_size) * layout.nbytes for layout, gone in each)
+
+    @property
+    def searched(self) -> list[int]:
+        """The numbers of the tables that indexes are of use for."""
+        return [number for number, table in enumerate(self.tables) if table.searched]
+
+    @property
+    def unseen(self) -> tuple[int, ...]:
+        """How many tokens at the beginning of each table no query sees; none without any."""
+        return unseen_of(self.tables) if self.stored is None else self.stored.contents.unseen
 
     @property
     def format(self) -> str:
-        return self.tables[0].layout.format
+        return next((table.layout.format for table in self.tables if table.layout.format), "")
 
     @property
     def resident(self) -> bool:
@@ -155,6 +172,7 @@ class Segment:
                 self._free()
                 self.indexes.release()
                 self.scores.release()
+                self.states.release()
                 if self._beside is not None:
                     self._beside.release()
                 if self.stored is not None and self._disk is not None:
@@ -202,10 +220,11 @@ class Segment:
         `DiskTier.write`. The caller holds a reference. Raises CapacityError or Unavailable; then it is as it was."""
         with self._write_lock:  # not `_lock`: sessions may be opened over it meanwhile
             if self.stored is None:
-                stored = disk.write(spec, self.tables[0].layout, len(self), self.tables, synced=synced)
+                stored = disk.write(spec, len(self), self.tables, synced=synced)
                 with self._lock:
                     self.stored, self._disk = stored, disk
                 self.scores.put_away(disk, stored)
+                self.states.put_away(disk, stored)
             return self.stored
 
     def stand_on(self, disk: DiskTier, stored: StoredSegment) -> None:
@@ -213,6 +232,7 @@ class Segment:
         assert self.stored is None
         self.stored, self._disk = stored, disk
         self.scores.put_away(disk, stored)
+        self.states.put_away(disk, stored)
 
     def offload(self, disk: DiskTier, spec: str) -> int:
         """Write the segment to disk, if it is not there yet, and free its blocks and indexes: at once, or with the last pin,
@@ -235,7 +255,7 @@ class Segment:
         with ExitStack() as undo:
             undo.callback(self._free)
             try:
-                reserve_together(self.tables, len(self))
+                reserve_together(self.tables, len(self), self.stored.contents.unseen)
             except CapacityError:
                 scores = self.scores.of_blocks(self.place, self.tables[0].layout.block_size) if loader.pool.share else None
                 self._paged = PagedSegment(loader.pool, self.stored, self.tables, scores)
@@ -251,6 +271,7 @@ class Segment:
         nbytes = self._paged.resident_nbytes if self._paged is not None else self.nbytes
         self._evict_when_unpinned = False
         self.indexes.clear()
+        self.states.evict()
         self._free()
         if self.stored is not None and self._disk is not None:
             evidence_file.put_away(self.evidence, self._disk, self.stored)

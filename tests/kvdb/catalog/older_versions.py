@@ -1,4 +1,4 @@
-"""What `store_version_1.tar.xz` and `store_version_2.tar.xz` hold: the contexts of stores that older versions of the format
+"""What `store_version_1.tar.xz` to `store_version_3.tar.xz` hold: the contexts of stores that older versions of the format
 wrote, and nothing random."""
 
 import numpy as np

@@ -15,7 +15,7 @@ from query_optimizer.ways import Way
 
 FAST, SLOW = Way("flat", Dipr(0.012)), Way("flat", Dipr(0.001))
 LAYERS, KV_HEADS, GROUP = 3, 2, 4
-SHAPE = LAYERS, KV_HEADS * GROUP
+HEADS = LAYERS * [KV_HEADS * GROUP]
 
 
 def add(evidence, layer, way, errors):
@@ -38,7 +38,7 @@ def by_kv_head(array):
 
 
 def test_nothing_is_known_without_audits():
-    audits, errors = audited_errors(Evidence(), SHAPE)
+    audits, errors = audited_errors(Evidence(), HEADS)
     assert (audits.dtype, errors.dtype) == (np.int64, np.float32)
     assert not audits.any()
     assert np.isinf(errors).all()
@@ -54,7 +54,7 @@ def test_the_way_that_errs_least_speaks_for_a_head(fast, slow, random):
     evidence = Evidence()
     for way, errors in samples.items():
         add(evidence, 1, way, errors)
-    audits, errors = map(by_kv_head, audited_errors(evidence, SHAPE))
+    audits, errors = map(by_kv_head, audited_errors(evidence, HEADS))
     assert not audits[[0, 2]].any()
     assert np.isinf(errors[[0, 2]]).all()
     for head in range(KV_HEADS):
@@ -71,6 +71,6 @@ def test_heads_differ_in_which_way_that_is():
     add(evidence, 0, FAST, np.tile(np.float32([[0.01], [0.5]]), AUDITS_MIN))
     add(evidence, 0, SLOW, np.tile(np.float32([[0.02], [0.03]]), AUDITS_MIN + 1))
     add(evidence, 0, Way("coarse-clusters", TopK(64), estimate_tail=True), np.zeros((KV_HEADS, 3), np.float32))
-    audits, errors = map(by_kv_head, audited_errors(evidence, SHAPE))
+    audits, errors = map(by_kv_head, audited_errors(evidence, HEADS))
     assert errors[0] == pytest.approx([0.01, 0.03])
     assert audits[0].tolist() == [AUDITS_MIN, AUDITS_MIN + 1]

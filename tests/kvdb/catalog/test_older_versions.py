@@ -15,10 +15,10 @@ from tests.kvdb.catalog.older_versions import BEHIND, CHUNK, CONFIG, DOC, LONGER
 from tests.reference import attention, relative_error
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, 2, 3])
 def store(request, tmp_path):
-    """The folder of a store of an older version with the contexts `doc`, `longer`, `chunk` and `behind`, and, in version 2, the
-    blend `blend`."""
+    """The folder of a store of an older version with the contexts `doc`, `longer`, `chunk` and `behind`, and, from version 2
+    on, the blend `blend`."""
     with tarfile.open(Path(__file__).with_name(f"store_version_{request.param}.tar.xz")) as archive:
         archive.extractall(tmp_path, filter="data")
     assert versions(tmp_path) == (request.param, request.param)
@@ -57,7 +57,7 @@ def check_contents(folder):
 def test_an_older_store_is_upgraded_and_answers(store):
     for _ in range(2):
         check_contents(store)
-        assert versions(store) == (3, 3)
+        assert versions(store) == (4, 4)
 
 
 @pytest.mark.needs_folder
@@ -66,7 +66,7 @@ def test_an_upgrade_that_was_cut_short_goes_on(store, tmp_path):
     check_contents(store)
     (store / "store.json").write_bytes(label)  # as if the process had died before its last step
     check_contents(store)
-    assert versions(store) == (3, 3)
+    assert versions(store) == (4, 4)
 
 
 def test_what_was_damaged_before_the_upgrade_stays_so(store):

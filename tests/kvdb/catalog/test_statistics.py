@@ -25,7 +25,7 @@ def test_nothing_is_known_of_a_layer_before_it_was_observed():
     statistics = Statistics()
     statistics.observe(1, shown(0.5))
     assert statistics.of(0) is None
-    whole = statistics.of_segment(7, 1000, (3, HEADS))
+    whole = statistics.of_segment(7, 1000, 3 * [HEADS])
     assert (whole.segment, whole.tokens) == (7, 1000)
     assert whole.queries.tolist() == [[0] * HEADS, [1] * HEADS, [0] * HEADS]
     for name in MEASURES:
@@ -54,7 +54,7 @@ def test_averages_stay_between_the_least_and_the_most_that_was_seen(observations
         statistics.observe(0, Observation(values, seen))
     layer = statistics.of(0)
     assert (layer is None) == (not observations)
-    whole = statistics.of_segment(1, 1, (1, HEADS))
+    whole = statistics.of_segment(1, 1, [HEADS])
     for row, name in enumerate(MEASURES):
         (averages,) = getattr(whole, name)
         for head in range(HEADS):
@@ -68,7 +68,7 @@ def test_a_snapshot_stays_as_it_was_and_cannot_be_written():
     statistics = Statistics()
     statistics.observe(0, shown(0.25))
     before = statistics.of(0)
-    whole = statistics.of_segment(1, 1, (1, HEADS))
+    whole = statistics.of_segment(1, 1, [HEADS])
     statistics.observe(0, shown(0.75))
     assert before.retrieved.tolist() == whole.retrieved[0].tolist() == [0.25] * HEADS
     assert statistics.of(0).retrieved.tolist() == [0.5] * HEADS

@@ -234,7 +234,7 @@ def test_tables_whose_columns_have_no_name_any_more_are_not_read(tmp_path):
 @pytest.mark.parametrize(
     ("pragma", "error", "told"),
     [
-        ("user_version = 9", Unsupported, "has version 9; this kvdb reads versions 1 to 3"),
+        ("user_version = 9", Unsupported, "has version 9; this kvdb reads versions 1 to 4"),
         ("application_id = 7", IntegrityError, "no catalogue"),
     ],
 )

@@ -58,12 +58,12 @@ def test_a_full_disk_is_told_by_the_setting_of_the_store(tmp_path, monkeypatch):
 
 def say_newer(folder):
     label = json.loads((folder / "store.json").read_bytes())
-    (folder / "store.json").write_text(json.dumps({**label, "version": 4}))
+    (folder / "store.json").write_text(json.dumps({**label, "version": 5}))
 
 
 def say_newer_in_catalogue(folder):
     with closing(sqlite3.connect(folder / "catalog.db")) as db:
-        db.execute("PRAGMA user_version = 4")
+        db.execute("PRAGMA user_version = 5")
 
 
 def lose_catalogue(folder):
@@ -81,8 +81,8 @@ def garble_catalogue(folder):
 @pytest.mark.parametrize(
     ("change", "error", "told"),
     [
-        (say_newer, Unsupported, "has version 4; this kvdb reads versions 1 to 3: .*, so upgrade kvdb"),
-        (say_newer_in_catalogue, Unsupported, "has version 4; this kvdb reads versions 1 to 3: .*, so upgrade kvdb"),
+        (say_newer, Unsupported, "has version 5; this kvdb reads versions 1 to 4: .*, so upgrade kvdb"),
+        (say_newer_in_catalogue, Unsupported, "has version 5; this kvdb reads versions 1 to 4: .*, so upgrade kvdb"),
         (lose_catalogue, IntegrityError, "is gone, and .* is not empty; nothing of the store was touched"),
         (empty_catalogue, IntegrityError, "is gone, and .* is not empty; nothing of the store was touched"),
         (garble_catalogue, IntegrityError, "nothing of it was touched"),

@@ -78,7 +78,7 @@ class Stored:
         table.release()
 
     def contents(self, key="a/0.segment"):
-        return Contents(key, "digest", self.layout, self.layers, self.tokens)
+        return Contents(key, "digest", self.layers * (self.layout,), self.tokens)
 
     def write(self, path):
         """The segment as a file."""

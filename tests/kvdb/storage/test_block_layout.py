@@ -57,5 +57,5 @@ def test_codecs_refuse_other_values():
 
 
 def test_heads_of_files_say_of_values_what_is_unlike_keys():
-    assert b"value" not in Contents("key", "spec", EQUAL, 2, 100).text
-    assert b'"value_dim": 512, "values_in_keys": true' in Contents("key", "spec", layout_of((576, 512, True)), 2, 100).text
+    assert b"value" not in Contents("key", "spec", (EQUAL, EQUAL), 100).text
+    assert b'"value_dim": 512, "values_in_keys": true' in Contents("key", "spec", 2 * (layout_of((576, 512, True)),), 100).text

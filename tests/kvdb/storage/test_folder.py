@@ -24,7 +24,7 @@ def stored():
 
 
 def write(folder, stored):
-    return folder.write("digest", stored.layout, stored.tokens, stored.tables)
+    return folder.write("digest", stored.tokens, stored.tables)
 
 
 def test_files_are_counted_by_the_size_of_their_blocks_and_go_when_removed(tmp_path, stored):
@@ -163,7 +163,7 @@ from kvdb.storage.temporary_folder import MARKER, TemporaryFolder
 from tests.kvdb.storage.blocks import Stored
 stored = Stored()
 folder = DiskTier(SegmentFolder(TemporaryFolder(Path(sys.argv[1]))), None)
-folder.write("digest", stored.layout, stored.tokens, stored.tables)
+folder.write("digest", stored.tokens, stored.tables)
 print(folder.store.path, flush=True)
 sys.stdin.read()
 """

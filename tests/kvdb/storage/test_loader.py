@@ -111,7 +111,7 @@ def test_what_somebody_waits_for_comes_before_the_rest(tmp_path, stored, loader)
 def test_a_wrong_byte_reaches_whoever_waits_and_layers_before_it_are_good(tmp_path, stored, loader):
     file = stored.write(tmp_path / "0.segment")
     with (tmp_path / "0.segment").open("r+b") as raw:
-        raw.seek(file.contents.extents_at + 2 * file.contents.extent_nbytes + 99)
+        raw.seek(file.contents.extents[2].at + 99)
         byte = raw.read(1)[0]
         raw.seek(-1, 1)
         raw.write(bytes([byte ^ 4]))

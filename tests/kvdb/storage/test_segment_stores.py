@@ -278,7 +278,7 @@ class Kept:
         self.tier = DiskTier(store, None)
 
     def write(self):
-        return self.tier.write("digest", self.stored.layout, self.stored.tokens, self.stored.tables)
+        return self.tier.write("digest", self.stored.tokens, self.stored.tables)
 
     def holds(self, segment):
         """Whether every layer comes back, into tables with remains in them."""
@@ -301,7 +301,7 @@ def test_segments_are_written_as_they_come_and_found_again(tmp_path_factory, nam
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment_head, "PIECE_BYTES", piece)
         for end in data.draw(st.lists(st.sampled_from(["finish", "abandon", "remove"]), max_size=4)):
-            writing = kept.tier.begin("digest", stored.layout, stored.layers, tokens)
+            writing = kept.tier.begin("digest", stored.layers * (stored.layout,), tokens)
             tables = [BlockTable(stored.tier, stored.layout) for _ in range(stored.layers)]
             order = data.draw(st.permutations([*range(stored.layers)] * 2))
             for layer in order:
@@ -338,7 +338,8 @@ def test_no_changed_byte_is_served(tmp_path_factory, name, layout, at, bit):
     tried.overwrite(kept.store, segment.key, bytes(content))
     fresh = StoredSegment(kept.store, segment.key, segment.contents, segment.digest)
     in_layer, contents = at - segment.contents.extents_at, segment.contents
-    summed = in_layer % contents.extent_nbytes < contents.blocks * contents.layout.nbytes
+    extent = contents.extents[0]
+    summed = in_layer % extent.nbytes < extent.blocks * extent.layout.nbytes
     padding = in_layer < 0 and at >= segment_head.HEAD_AT + contents.head_nbytes
     if padding or (in_layer >= 0 and not summed):  # what fills up is read by nobody
         fresh.verify()
@@ -394,7 +395,7 @@ def test_pages_of_a_segment_come_when_they_are_asked_for(tried, store):
             assert kept.stored.holds(layer.table, number)
     closed(paged)
     content = store.get(segment.key)
-    at = segment.contents.layer_at(1) + 5000
+    at = segment.contents.extents[1].at + 5000
     tried.overwrite(store, segment.key, content[:at] + bytes([content[at] ^ 8]) + content[at + 1 :])
     paged = opened()
     with pytest.raises(IntegrityError, match="block 0 of layer 1 does not match its checksum"), pinned([paged.layers[1]]):

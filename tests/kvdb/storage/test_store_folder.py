@@ -59,9 +59,9 @@ def test_a_folder_that_is_no_store_is_left_alone(tmp_path):
     ("label", "error", "told"),
     [
         (
-            json.dumps({"format": "kvdb store", "version": 4, "id": "0"}),
+            json.dumps({"format": "kvdb store", "version": 5, "id": "0"}),
             Unsupported,
-            "has version 4; this kvdb reads versions 1 to 3: .*, so upgrade kvdb",
+            "has version 5; this kvdb reads versions 1 to 4: .*, so upgrade kvdb",
         ),
         (json.dumps({"format": "another", "version": 1, "id": "0"}), InvalidArgument, "says 'another'"),
         (json.dumps({"format": "kvdb store", "version": 1, "id": 0}), InvalidArgument, "is no kvdb store"),
@@ -82,7 +82,7 @@ def test_what_a_killed_process_left_while_it_made_a_store_is_taken_over(tmp_path
     (tmp_path / f".{LABEL}").write_text('{"format": ')
     (tmp_path / LOCK).write_text("12345\n")
     StoreFolder(tmp_path).close()
-    assert json.loads((tmp_path / LABEL).read_bytes())["version"] == 3
+    assert json.loads((tmp_path / LABEL).read_bytes())["version"] == 4
 
 
 def test_a_path_that_cannot_be_a_folder_is_told(tmp_path):

@@ -110,9 +110,10 @@ def test_every_changed_byte_is_found_or_harmless(tmp_path, stored):
     rng = np.random.default_rng(1)
     contents, table = file.contents, stored.empty()[0]
     in_head = rng.integers(0, segment_head.HEAD_AT + contents.head_nbytes, 40).tolist()
-    data = contents.blocks * contents.layout.nbytes
-    in_layer = (contents.extents_at + contents.extent_nbytes + rng.integers(0, data, 40)).tolist()
-    for at in [0, 8, 12, 16, *in_head, contents.extents_at + contents.extent_nbytes, *in_layer]:
+    extent = contents.extents[1]
+    data = extent.blocks * extent.layout.nbytes
+    in_layer = (extent.at + rng.integers(0, data, 40)).tolist()
+    for at in [0, 8, 12, 16, *in_head, extent.at, *in_layer]:
         (tmp_path / "0.segment").write_bytes(good[:at] + bytes([good[at] ^ 1 << int(rng.integers(8))]) + good[at + 1 :])
         if at < contents.extents_at:
             with pytest.raises(IntegrityError, match="its head is not what was written"):
@@ -120,7 +121,7 @@ def test_every_changed_byte_is_found_or_harmless(tmp_path, stored):
             file.read_layer(1, table)
             assert stored.holds(table, 1)
         else:
-            block = (at - contents.extents_at - contents.extent_nbytes) // contents.layout.nbytes
+            block = (at - extent.at) // extent.layout.nbytes
             with pytest.raises(IntegrityError, match=f"block {block} of layer 1 does not match its checksum"):
                 file.read_layer(1, table)
             file.read_layer(0, table)  # the others are as good as before
@@ -140,7 +141,7 @@ def test_a_file_that_was_cut_short_or_has_grown_is_found(tmp_path, stored):
 
 def test_a_file_of_version_1_has_a_checksum_for_each_block(tmp_path, stored):
     old = replace(stored.contents(), version=1)
-    assert old.units == old.blocks
+    assert old.units == sum(old.blocks)
     path = tmp_path / "0.segment"
     write(folder(tmp_path), "0.segment", old, stored.tables)
     file = StoredSegment.adopt(folder(tmp_path), "0.segment", stored.contents())
@@ -158,7 +159,7 @@ def test_a_file_of_version_1_has_a_checksum_for_each_block(tmp_path, stored):
 def test_a_page_has_a_checksum_of_its_own_where_blocks_are_whole_pages(tmp_path):
     stored = Stored(PAGES)
     contents = stored.write(tmp_path / "0.segment").contents
-    assert contents.units == contents.extent_nbytes // mmap.PAGESIZE
+    assert contents.extents[0].units == contents.extents[0].nbytes // mmap.PAGESIZE
     assert StoredSegment.adopt(folder(tmp_path), "0.segment", contents).contents == contents
     stored.close()
 
@@ -166,8 +167,8 @@ def test_a_page_has_a_checksum_of_its_own_where_blocks_are_whole_pages(tmp_path)
 def test_a_file_is_not_taken_for_another(tmp_path, stored):
     stored.write(tmp_path / "0.segment")
     for other in (
-        Contents("a/1.segment", "digest", stored.layout, stored.layers, stored.tokens),
-        Contents("a/0.segment", "another", stored.layout, stored.layers, stored.tokens),
+        Contents("a/1.segment", "digest", stored.layers * (stored.layout,), stored.tokens),
+        Contents("a/0.segment", "another", stored.layers * (stored.layout,), stored.tokens),
     ):
         with pytest.raises(IntegrityError):
             StoredSegment(folder(tmp_path), "0.segment", other).read_layer(0, stored.empty()[0])
@@ -175,7 +176,7 @@ def test_a_file_is_not_taken_for_another(tmp_path, stored):
 
 def test_layers_that_changed_places_are_found(tmp_path, stored):
     file = stored.write(tmp_path / "0.segment")
-    at, size = file.contents.extents_at, file.contents.extent_nbytes
+    at, size = file.contents.extents_at, file.contents.extents[0].nbytes
     good = (tmp_path / "0.segment").read_bytes()
     (tmp_path / "0.segment").write_bytes(
         good[:at] + good[at + size : at + 2 * size] + good[at : at + size] + good[at + 2 * size :]
