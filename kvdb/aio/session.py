@@ -50,6 +50,12 @@ class AsyncSession:
         return self.inner.layout
 
     update = awaited(Session.update)
+    update_indexer = awaited(Session.update_indexer)
+    read_indexer = awaited(Session.read_indexer)
+    state = awaited(Session.state)
+    put_state = awaited(Session.put_state)
+    attend_selected = awaited(Session.attend_selected)
+    put_sinks = awaited(Session.put_sinks)
     plan_recompute = awaited(Session.plan_recompute)
     overlay = awaited(Session.overlay)
     deviation = awaited(Session.deviation)

@@ -95,6 +95,11 @@ class BlockRun:
         return self.base_tokens + self._tail.length
 
     @property
+    def block_size(self) -> int:
+        """The most tokens of a block."""
+        return self._block_size
+
+    @property
     def read_tokens(self) -> int:
         """The number of tokens in its blocks, where the tokens of an overlay and those that they hide count both."""
         return self._base_read + self._tail.length

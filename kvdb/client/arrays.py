@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvdb.errors import DtypeError
-from kvdb.types import DTYPES, Array
+from kvdb.types import DTYPES, Array, KeysValues
 
 _BFLOAT16 = DTYPES["bfloat16"]
 
@@ -30,6 +30,13 @@ def to_numpy(array: Any) -> Array:
         except TypeError as error:
             raise DtypeError(f"a tensor of {tensor.dtype} is no array of numpy's ({error}); expected the spec's dtype") from None
     raise DtypeError(f"an array is a {type(array).__name__}; expected a numpy array or a torch tensor")
+
+
+def keys_values(k: Any, v: Any) -> KeysValues:
+    """Keys and values as numpy. v: None where the values of a layer lie in its keys, which becomes an array without numbers.
+    Raises DtypeError."""
+    keys = to_numpy(k)
+    return keys, keys[..., :0] if v is None else to_numpy(v)
 
 
 def like(out: Array, given: Any) -> Any:

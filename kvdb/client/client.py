@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 import kvdb.deadlines as deadlines
 import kvdb.types.tenants as tenants
 import kvdb.validate as validate
-from kvdb.client.arrays import like, to_numpy, token_ids
+from kvdb.client.arrays import keys_values, like, to_numpy, token_ids
 from kvdb.client.context import Context, part_of
 from kvdb.client.imports import import_all
 from kvdb.client.query_keywords import QueryKeywords, query_options
@@ -58,7 +58,7 @@ class Client:
         embedded."""
         return self._transport.last_timings
 
-    def import_context(
+    def import_context(  # noqa: PLR0913  # each is a keyword that a caller may leave out
         self,
         spec: ModelSpec,
         tokens: Any,
@@ -66,6 +66,7 @@ class Client:
         *,
         name: str,
         queries: Iterable[Any] | None = None,
+        states: Mapping[int, Any] | None = None,
         salt: str = "",
         timeout: float | None = None,
         **retention: Unpack[RetentionKeywords],
@@ -75,6 +76,11 @@ class Client:
         tokens: n ids. kv: one (k, v) for each layer, in order, both `[kv_heads, n, head_dim]` in the spec's dtype, keys after
         RoPE; it may be a generator, so that one layer at a time is in memory. queries: a sample of each layer's queries, from
         which indexes learn, one `[q_heads, m, head_dim]` (after RoPE) or None for each layer; they are kept as float32.
+
+        Where layers differ (`kvdb.Attention`, `kvdb.State`, `kvdb.Shares`), kv has (k, v) in the layer's sizes, (k, None) for
+        values in keys, (k, v, keys of the indexer), or None for a layer that keeps no tokens. states: by position, or for all n
+        tokens, the arrays of each layer with a state by its number; a prompt is found up to such a position.
+
         salt: what lookups have to say beside the tokens, such as a tenant, an adapter of the model, the hash of an image; nothing
         that is stored under one is found or shared under another, and sessions of all may be asked in one call.
 
@@ -91,7 +97,7 @@ class Client:
         ids = validate.token_ids(token_ids(tokens))
         with deadlines.within(timeout):
             writer = self._begin(spec, ids, name, None, retention_of(**retention), salt)
-            return Context(self._transport, import_all(writer, len(ids), kv, queries))
+            return Context(self._transport, import_all(writer, len(ids), kv, queries, states))
 
     def import_chunk(  # noqa: PLR0913  # each is a keyword that a caller may leave out
         self,
@@ -219,8 +225,7 @@ class Client:
             out = self._transport.step(given, layer, q, k, v, query, starts)
             if out is not None:
                 return out
-            arrays = to_numpy(q), to_numpy(k), to_numpy(v)
-            return like(self._transport.attend(given, layer, *arrays, query, starts), q)
+            return like(self._transport.attend(given, layer, to_numpy(q), *keys_values(k, v), query, starts), q)
 
     def attention(
         self,
@@ -552,7 +557,7 @@ class Client:
         call, and then nothing is done.
         """
         with deadlines.within(timeout):
-            return self._transport.update_sessions(transports_of(sessions), layer, to_numpy(k), to_numpy(v), starts)
+            return self._transport.update_sessions(transports_of(sessions), layer, *keys_values(k, v), starts)
 
     def truncate_sessions(
         self, sessions: Iterable[Session], tokens: Iterable[int], *, timeout: float | None = None

@@ -39,6 +39,11 @@ class Manifest(NamedTuple):
 
     @classmethod
     def of(cls, info: ContextInfo) -> "Manifest":
+        """Raises Unsupported for a model whose layers differ."""
+        if not info.spec.uniform:
+            raise Unsupported(
+                f"the layers of {info.spec.name} differ ({info.spec.shapes}); such contexts are not exported to a file"
+            )
         return cls(info.name, info.spec, info.salt, info.tokens, info.exact)
 
     @classmethod
@@ -66,8 +71,8 @@ class Manifest(NamedTuple):
 def write(context: Context, path: Path) -> int:
     """Write a context to `path` and its manifest beside it, layer by layer. Returns the bytes of both.
 
-    Raises NotFound, OSError, InvalidArgument for a name that does not end with .safetensors, and what reading the context raises;
-    then there is no file.
+    Raises NotFound, OSError, InvalidArgument for a name that does not end with .safetensors, Unsupported for a model whose layers
+    differ, and what reading the context raises; then there is no file.
     """
     if path.suffix != ENDING:
         raise InvalidArgument(f"{path} does not end with {ENDING}; expected a name that does")

@@ -16,10 +16,10 @@ def read_layers(layers: Any, out: Any, read: Read) -> Any:
     form; it is returned. Raises InvalidArgument, DtypeError, and what `read` raises."""
     if validate.is_whole(layers):
         pairs = read([int(layers)], None if out is None else [_buffers(out)])
-        return pairs[0] if out is None else out
+        return _pair(*pairs[0]) if out is None else out
     numbers = list(validate.iterable("layers", layers, "the number of a layer, or of several"))
     if out is None:
-        return read(numbers, None)
+        return [_pair(*pair) for pair in read(numbers, None)]
     buffers = [_buffers(pair) for pair in validate.iterable("out", out, "one pair (k, v) for each layer")]
     if len(buffers) != len(numbers):
         raise InvalidArgument(f"out has {len(buffers)} pairs; expected {len(numbers)}, one for each layer that is read")
@@ -37,7 +37,13 @@ def _buffers(given: Any) -> KeysValues:
         k, v = given
     except (TypeError, ValueError):
         raise InvalidArgument(f"out is a {type(given).__name__}; expected a pair (k, v) of arrays for each layer") from None
-    return _memory(k), _memory(v)
+    keys = _memory(k)
+    return keys, keys[..., :0] if v is None else _memory(v)
+
+
+def _pair(k: Array, v: Array) -> tuple[Array, Array | None]:
+    """Keys and values as a caller gets them: None for values without numbers, which lie in the keys, or do not exist."""
+    return k, v if v.shape[-1] else None
 
 
 def _memory(array: Any) -> Array:

@@ -1,6 +1,6 @@
 """The session as a user holds it, in an embedded or a remote database."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -13,16 +13,18 @@ import kvdb.validate as validate
 from kvdb.blend.controller import Choice
 from kvdb.blend.deviation import deviation
 from kvdb.blend.strategies import DEFAULT_RATIO
-from kvdb.client.arrays import like, to_numpy, token_ids
+from kvdb.client.arrays import keys_values, like, to_numpy, token_ids
 from kvdb.client.forgotten import CLOSER
 from kvdb.client.query_keywords import QueryKeywords, query_options
 from kvdb.client.reading import read_layers, read_range
 from kvdb.client.retention_keywords import RetentionKeywords, retention_of
 from kvdb.client.transport import SessionTransport
 from kvdb.errors import DtypeError, InvalidArgument
-from kvdb.types import ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
+from kvdb.types import Array, ContextInfo, ModelSpec, Placed, Positions, SessionStats, Tokens
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import QueryOptions
+
+# size: one noun, a session and its calls
 
 
 class Session:
@@ -76,11 +78,54 @@ class Session:
     def update(self, layer: int, k: Any, v: Any, *, start: int | None = None, timeout: float | None = None) -> None:
         """Append the KV of the next n tokens of one layer.
 
-        k (after RoPE), v: `[kv_heads, n, head_dim]`. start: the position the caller believes the first has, to be checked.
-        Raises LayerError, ShapeError, DtypeError, NonFiniteError, PositionError, CapacityError or SessionClosed.
+        k (after RoPE), v: `[kv_heads, n, head_dim]`; where layers differ, in the layer's own sizes, and None for values that lie
+        in the keys. start: the position the caller believes the first has, to be checked. Raises LayerError, ShapeError,
+        DtypeError, NonFiniteError, PositionError, CapacityError or SessionClosed.
         """
         with self._within(timeout):
-            self._transport.update(layer, to_numpy(k), to_numpy(v), start)
+            self._transport.update(layer, *keys_values(k, v), start)
+
+    def update_indexer(self, layer: int, keys: Any, *, start: int | None = None, timeout: float | None = None) -> None:
+        """Append the keys of the next n tokens of one layer's indexer, `[1, n, dim]`. start: as in `update`, whose errors it
+        raises; LayerError for a layer without an indexer."""
+        with self._within(timeout):
+            self._transport.update(layer, *keys_values(keys, None), start, indexer=True)
+
+    def read_indexer(self, layer: int, start: int = 0, stop: int | None = None, *, timeout: float | None = None) -> Array:
+        """The keys of tokens [start, stop) of one layer's indexer, `[1, stop - start, dim]`. Raises what `read` raises."""
+        with self._within(timeout):
+            return self._transport.read([layer], *read_range(start, stop), indexer=True)[0][0]
+
+    def state(self, layer: int, position: int | None = None, *, timeout: float | None = None) -> Mapping[str, Array]:
+        """The state of a layer that keeps one (`kvdb.State`): its arrays by name, numpy, not to be written.
+
+        position: how many tokens it is of, None for all that the session holds; behind a prefix that was found, that is `start`.
+        Raises LayerError for a layer without a state, PositionError where there is none at that position, IntegrityError or
+        Unavailable for one on disk that cannot be read, or SessionClosed.
+        """
+        with self._within(timeout):
+            return self._transport.state(layer, None if position is None else validate.position("position", position))
+
+    def put_state(self, layer: int, arrays: Any, position: int | None = None, *, timeout: float | None = None) -> None:
+        """Keep the state of a layer: its arrays by name, numpy or torch, as `kvdb.State` describes them.
+
+        position: how many tokens it is of, None for all that the session holds. Of the positions of which it has the states of
+        all such layers, a session keeps the last and a few before, the fewer the older they are, and `store` stores them: a
+        prompt is found up to one of them. Raises LayerError, InvalidArgument, ShapeError, DtypeError, PositionError,
+        CapacityError or SessionClosed, and then nothing is kept.
+        """
+        given = {name: to_numpy(array) for name, array in arrays.items()} if isinstance(arrays, Mapping) else arrays
+        with self._within(timeout):
+            self._transport.put_state(layer, given, None if position is None else validate.position("position", position))
+
+    def put_sinks(self, layer: int, sinks: Any, *, timeout: float | None = None) -> None:
+        """The logits of a layer's sinks, float32 `[q_heads]`, numpy or torch: weights of the model, which weigh in the softmax of
+        every query of the layer from now on, and have no value. A layer that is described with `sinks=True` is not attended
+        before. Raises LayerError, InvalidArgument for a layer without sinks, ShapeError, DtypeError, NonFiniteError or
+        SessionClosed.
+        """
+        with self._within(timeout):
+            self._transport.put_sinks(layer, to_numpy(sinks))
 
     def plan_recompute(
         self,
@@ -177,7 +222,33 @@ class Session:
             out = self._transport.step(layer, q, k, v, query, start)
             if out is not None:
                 return out
-            return like(self._transport.attend(layer, to_numpy(q), to_numpy(k), to_numpy(v), query, start), q)
+            return like(self._transport.attend(layer, to_numpy(q), *keys_values(k, v), query, start), q)
+
+    def attend_selected(  # noqa: PLR0913  # a call of a model that selects
+        self,
+        layer: int,
+        q: Any,
+        k: Any,
+        v: Any,
+        index_q: Any,
+        index_weights: Any,
+        *,
+        start: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """`attend` for a model that selects tokens itself: each query attends, exactly, the `top` tokens of the layer's
+        `kvdb.Indexer` with the largest scores, the sum over the indexer's heads of weight * ReLU(q . k), among those that it
+        sees.
+
+        q, k, v, the result: as in `attend`; None for k and v to append nothing, and ask of the last n tokens. index_q: float32
+        `[heads, n, dim]`. index_weights: float32 `[heads, n]`, the indexer's own scales multiplied in. `update_indexer` was
+        handed the keys of the n tokens before. EXPLAIN says what the selection was, and what it missed. Raises what `attend`
+        raises, and LayerError for a layer without an indexer.
+        """
+        kv = None if k is None else keys_values(k, v)
+        asked = to_numpy(index_q), to_numpy(index_weights)
+        with self._within(timeout):
+            return like(self._transport.attend_selected(layer, to_numpy(q), kv, asked, start), q)
 
     def truncate(self, tokens: int, *, timeout: float | None = None) -> None:
         """Keep the first `tokens` tokens of every layer and forget those behind, such as rejected drafts; a layer with fewer

@@ -6,7 +6,7 @@ carries them to a server. For the whole database there is none: what carries its
 raise the same errors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kvdb.blend.controller import Choice
@@ -54,11 +54,15 @@ class SessionTransport(Protocol):
 
     def deviation(self, layer: int, positions: Positions, k: Array, v: Array, score: str | None = None) -> Float32: ...
 
-    def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None: ...
+    def update(self, layer: int, k: Array, v: Array, start: int | None = None, *, indexer: bool = False) -> None: ...
 
     def attention(self, layer: int, q: Array, options: QueryOptions) -> Array: ...
 
     def attend(self, layer: int, q: Array, k: Array, v: Array, options: QueryOptions, start: int | None = None) -> Array: ...
+
+    def attend_selected(
+        self, layer: int, q: Array, kv: KeysValues | None, asked: tuple[Float32, Float32], start: int | None = None
+    ) -> Array: ...
 
     def step(self, layer: int, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None, /) -> Any | None:
         """`attend` of one token with the caller's own arrays, where the transport needs no others; None where it does, and then
@@ -67,8 +71,20 @@ class SessionTransport(Protocol):
 
     def truncate(self, tokens: int) -> None: ...
 
+    def state(self, layer: int, position: int | None = None) -> Mapping[str, Array]: ...
+
+    def put_state(self, layer: int, arrays: Mapping[str, Array], position: int | None = None) -> None: ...
+
+    def put_sinks(self, layer: int, sinks: Float32) -> None: ...
+
     def read(
-        self, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+        self,
+        layers: Sequence[int],
+        start: int,
+        stop: int | None = None,
+        out: Sequence[KeysValues] | None = None,
+        *,
+        indexer: bool = False,
     ) -> list[KeysValues]: ...
 
     def fork(self) -> "SessionTransport": ...
@@ -92,7 +108,9 @@ class ImportTransport(Protocol):
     start: int
     """How many leading tokens are stored already; only tokens [start, n) are written."""
 
-    def write(self, layer: int, k: Array, v: Array) -> None: ...
+    def write(self, layer: int, k: Array, v: Array, *, indexer: bool = False, start: int | None = None) -> None: ...
+
+    def put_state(self, layer: int, arrays: Mapping[str, Array], position: int | None = None) -> None: ...
 
     def sample(self, layer: int, q: Array) -> None: ...
 

@@ -33,7 +33,8 @@ def draw(info: ContextInfo, statistics: ContextStatistics, measures: Sequence[st
     except ModuleNotFoundError:
         raise Unsupported("a heat map needs matplotlib, which is not installed; pip install 'kvdb[plots]'") from None
     least, most = PANEL_INCHES
-    width, height = (min(max(CELL_INCHES * n, least), most) for n in (info.spec.q_heads, info.spec.layers))
+    heads = max(kept.shape.q_heads for kept in info.spec.kept)
+    width, height = (min(max(CELL_INCHES * n, least), most) for n in (heads, info.spec.layers))
     across = min(len(measures), 2)
     down = -(-len(measures) // across)
     figure = Figure(figsize=(across * (width + 1.2), down * (height + 0.9) + 0.6), dpi=DPI, layout="constrained")

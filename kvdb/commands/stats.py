@@ -11,7 +11,7 @@ from kvdb.commands.arguments import Subparsers, add_command, add_context, open_s
 from kvdb.commands.measures import DRAWN, text_map
 from kvdb.commands.stats_table import audited, heads_of_layer, space_taken, summary, tiers, used
 from kvdb.errors import InvalidArgument
-from kvdb.types import ERROR, ContextInfo, ContextStatistics
+from kvdb.types import ERROR, ContextInfo, ContextStatistics, SegmentStatistics
 from kvdb.types.measures import is_known, overall
 
 LEGEND = """\
@@ -52,7 +52,7 @@ def _run(given: argparse.Namespace) -> int:
     with open_server(given) as db:
         info, statistics = db.get(given.name).info, db.statistics(given.name)
     if given.layer is not None:
-        validate.layer(info.spec, given.layer)
+        validate.place(info.spec, given.layer)
     measures = [given.measure] if given.measure else [measure for measure in DRAWN if is_known(statistics, measure)]
     if not measures or not is_known(statistics, measures[0]):
         unseen = f"query of one token has searched an index of {given.name!r}"
@@ -72,8 +72,13 @@ def _run(given: argparse.Namespace) -> int:
 
 def _head(info: ContextInfo) -> str:
     spec = info.spec
-    shape = f"{spec.layers} layers, {spec.q_heads} query heads on {spec.kv_heads} KV heads"
-    return f"{info.name}: {info.tokens:,} tokens, {shape}"
+    shape = f"{spec.q_heads} query heads on {spec.kv_heads} KV heads" if spec.uniform else spec.shapes
+    return f"{info.name}: {info.tokens:,} tokens, {spec.layers} layers, {shape}"
+
+
+def _heads(info: ContextInfo, segment: SegmentStatistics, layer: int) -> str:
+    shape = info.spec.shape(validate.place(info.spec, layer))
+    return heads_of_layer(segment, layer, shape.kv_heads, shape.q_heads)
 
 
 def _text(info: ContextInfo, statistics: ContextStatistics, by: str, layer: int | None) -> str:
@@ -84,7 +89,7 @@ def _text(info: ContextInfo, statistics: ContextStatistics, by: str, layer: int 
         if layer is None:
             texts.append(f"{where}\n{summary(segment, by)}")
         else:
-            texts.append(f"{where}, layer {layer}\n{heads_of_layer(segment, layer, info.spec.kv_heads)}")
+            texts.append(f"{where}, layer {layer}\n{_heads(info, segment, layer)}")
     if len(segments) < len(statistics.segments):
         texts.append(f"segments of which no search was observed: {len(statistics.segments) - len(segments)}")
     if is_known(statistics, ERROR):

@@ -43,12 +43,12 @@ def summary(segment: SegmentStatistics, by: str) -> str:
     return "\n".join([GAP.join(above), table(rows)])
 
 
-def heads_of_layer(segment: SegmentStatistics, layer: int, kv_heads: int) -> str:
-    """A row for each query head of one layer."""
+def heads_of_layer(segment: SegmentStatistics, layer: int, kv_heads: int, q_heads: int | None = None) -> str:
+    """A row for each query head of one layer. q_heads: fewer than other layers have, None for as many."""
     rows = [["head", "KV head", "queries", *(name.replace("_", " ") for name in SHARES), "dense"]]
     forms = {**SHARES, "dense": "{:.0%}"}
     columns = {name: known(segment, name)[layer] for name in forms}
-    q_heads = segment.queries.shape[1]
+    q_heads = segment.queries.shape[1] if q_heads is None else q_heads
     for head in range(q_heads):
         values = {name: column[head] for name, column in columns.items()}
         cells = [forms[name].format(value) if np.isfinite(value) else UNKNOWN for name, value in values.items()]

@@ -15,11 +15,12 @@ import kvdb.forks as forks
 import kvdb.indexing.status as status
 import kvdb.session.step as steps
 import kvdb.validate as validate
-from kvdb.blend.rope import inverse_frequencies
+from kvdb.blend.rope_shift import check_movable
 from kvdb.catalog.compaction.space import space_of
 from kvdb.catalog.layout_builder import build_layout
 from kvdb.catalog.segments.overlay import Overlay
 from kvdb.catalog.segments.segment_view import Views, release_views, visible_tokens
+from kvdb.catalog.segments.servable import servable
 from kvdb.catalog.segments.snapshot import Snapshot
 from kvdb.config import Config, checked
 from kvdb.database.components import Components
@@ -109,7 +110,7 @@ class Database:
             raise InvalidArgument(f"context {name!r} has no tokens; expected at least one")
         if base is not None:
             validate.base(base)
-            inverse_frequencies(spec.rope, spec.head_dim)
+            check_movable(spec)
             views = self._publisher.chunk_views(spec, ids, validate.salt(salt))
         else:
             views = self._catalog.match(spec, ids, validate.salt(salt))
@@ -147,7 +148,9 @@ class Database:
         budget = checked_error_max(error_max)
         ids = validate.token_ids(tokens)
         self._catalog.drop_expired()
-        views = self._shared.extended(spec, salt, ids, self._catalog.match(spec, ids, validate.salt(salt)))
+        views = servable(spec, self._catalog.match(spec, ids, validate.salt(salt)))
+        if spec.uniform:  # of windows and states a running session has what it needs itself, where it is
+            views = self._shared.extended(spec, salt, ids, views)
         self._catalog.use(views)
         self._advisor.count_session(views)
         self._services.activity.count_prompt(len(ids), views)
@@ -247,7 +250,7 @@ class Database:
     def match(self, spec: ModelSpec, tokens: Tokens, salt: str = "") -> PrefixMatch:
         """How many leading tokens are stored, and in which tier, without opening a session. salt: as in `create_session`. Raises
         what `create_session` raises for tokens that are no ids."""
-        views = self._catalog.match(spec, validate.token_ids(tokens), validate.salt(salt))
+        views = servable(spec, self._catalog.match(spec, validate.token_ids(tokens), validate.salt(salt)))
         try:
             resident = sum(view.visible for view in views if view.segment.resident)
             return PrefixMatch(visible_tokens(views), resident)
@@ -390,7 +393,7 @@ class Database:
         with closing(self.open_context(name)) as session:
             for view in session.views:
                 session.set_last_queries(view.segment.indexes.queries)
-            layers = range(session.spec.layers) if layer is None else [layer]
+            layers = session.spec.attending if layer is None else [layer]
             return [session.explain(number, options, analyze) for number in deadlines.each(layers)]
 
     @counted_call
@@ -412,12 +415,19 @@ class Database:
 
     @counted_call
     def read(
-        self, name: str, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+        self,
+        name: str,
+        layers: Sequence[int],
+        start: int,
+        stop: int | None = None,
+        out: Sequence[KeysValues] | None = None,
+        *,
+        indexer: bool = False,
     ) -> list[KeysValues]:
         """KV of a context's tokens [start, stop), None for all behind `start`; see `kvdb.session.state.SessionState.read`, whose
         errors it raises, and those of `open_context`."""
         with closing(self.open_context(name, stop)) as session:
-            return session.read(layers, start, stop, out)
+            return session.read(layers, start, stop, out, indexer=indexer)
 
     @counted_call
     def store(self, session: SessionState, name: str, tokens: Tokens | None, *, chunk: bool, retention: Retention) -> ContextInfo:
@@ -460,7 +470,7 @@ class Database:
         found = [session for session in self._labelled() if session.label == label]
         if not found:
             raise NotFound(f"no open session has the label {label!r}; kvdb explain --session lists those that have one")
-        layers = range(found[-1].spec.layers) if layer is None else [layer]
+        layers = found[-1].spec.attending if layer is None else [layer]
         return [found[-1].explain(number, options, analyze) for number in deadlines.each(layers)]
 
     @counted_call

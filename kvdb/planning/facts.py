@@ -13,7 +13,7 @@ from indexes.selectivity import GUESS
 from kvdb.catalog.segments.tail import NAME as TAIL_NAME
 from kvdb.config import WindowConfig
 from kvdb.planning.parts import Part
-from kvdb.types import ModelSpec
+from kvdb.types import LayerShape
 from query_optimizer.cost import GpuMachine, Machine
 from query_optimizer.diffuse import ESTIMATED
 from query_optimizer.facts import Facts, FastMemory, HeadFacts, IndexFacts, PartFacts
@@ -44,10 +44,11 @@ Costs = dict[tuple[Any, ...], tuple[Cost, float, int]]
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `new` queries in one layer. costs: the costs of earlier calls of the layer, to which this one adds. gpu: the
-    speeds of the GPU, None without one. fast: its free memory, None without one."""
+    """A call of `new` queries in one layer of so many that keep keys and values. costs: the costs of earlier calls of the layer,
+    to which this one adds. gpu: the speeds of the GPU, None without one. fast: its free memory, None without one."""
 
-    spec: ModelSpec
+    shape: LayerShape
+    layers: int
     machine: Machine
     window: WindowConfig
     layer: int
@@ -60,25 +61,29 @@ class Call:
     @property
     def rows(self) -> int:
         """The number of queries that one KV head answers."""
-        return self.spec.q_heads // self.spec.kv_heads * self.new
+        return self.shape.q_heads // self.shape.kv_heads * self.new
+
+
+def operations_of(shape: LayerShape, tokens: int, new: int) -> float:
+    """Multiplications of the exact answers of `new` queries over so many tokens."""
+    return float(tokens) * shape.q_heads * new * (shape.head_dim + shape.value_dim)
 
 
 def gather(call: Call, parts: list[Part]) -> Facts:
     """The facts of a call over these parts."""
-    spec, machine = call.spec, call.machine
-    read = (
-        sum(part.visible * part.token_nbytes(spec) for part in parts) * spec.layers
-    )  # bytes read between two reads of this layer
+    shape, machine = call.shape, call.machine
+    own = sum(part.visible * part.token_nbytes(call.layer, shape) for part in parts)
+    read = own * call.layers  # bytes read between two reads of this layer
     working_set = 2.0 ** read.bit_length()
     searches_cpu = any(part.kinds for part in parts) or not any(part.slots is not None for part in parts)
     return Facts(
         layer=call.layer,
-        layers=spec.layers,
+        layers=call.layers,
         parts=tuple(_part_facts(call, part, working_set) for part in parts),
         new_tokens=call.new,
-        kv_heads=spec.kv_heads,
-        group=spec.q_heads // spec.kv_heads,
-        token_nbytes=spec.token_nbytes,
+        kv_heads=shape.kv_heads,
+        group=shape.q_heads // shape.kv_heads,
+        token_nbytes=shape.token_nbytes,
         window_tokens=call.window.sink_tokens + call.window.recent_tokens,
         call_seconds=machine.exact_call_s,
         step_seconds=machine.step_seconds(working_set) if searches_cpu else 0.0,  # the searches of a GPU include its step
@@ -88,15 +93,16 @@ def gather(call: Call, parts: list[Part]) -> Facts:
 
 
 def _part_facts(call: Call, part: Part, working_set: float) -> PartFacts:
-    machine, spec = call.machine, call.spec
+    machine, shape = call.machine, call.shape
+    token_nbytes = part.token_nbytes(call.layer, shape)
     heads: tuple[HeadFacts, ...] = ()
     if part.slots is not None and call.gpu is not None:
-        seconds = gpu_facts.exact_seconds(spec, call.gpu, part.visible, call.new) - call.gpu.call_s
-        indexes = gpu_facts.indexes(spec, call.gpu, call.options, part, call.new)
+        seconds = gpu_facts.exact_seconds(shape, call.gpu, part.visible, call.new) - call.gpu.call_s
+        indexes = gpu_facts.indexes(shape, call.gpu, call.options, part, call.new)
     else:
         heads = _heads(call, part)
-        operations = 2.0 * part.visible * spec.q_heads * call.new * spec.head_dim
-        seconds = machine.exact_seconds(part.visible * part.token_nbytes(spec), operations, working_set) - machine.exact_call_s
+        operations = operations_of(shape, part.visible, call.new)
+        seconds = machine.exact_seconds(part.visible * token_nbytes, operations, working_set) - machine.exact_call_s
         indexes = tuple(_index_facts(call, part, index, heads, seconds, working_set) for index in part.kinds.values())
     return PartFacts(
         name=part.name,
@@ -104,7 +110,7 @@ def _part_facts(call: Call, part: Part, working_set: float) -> PartFacts:
         stored=part.stored,
         tier=part.tier,
         seconds=seconds,
-        token_nbytes=part.token_nbytes(spec),
+        token_nbytes=token_nbytes,
         begin=part.span.begin,
         end=part.span.end,
         indexes=indexes,
@@ -167,7 +173,7 @@ def _cost(  # what a cost depends on
         machine = call.machine
         cost = index.cost(tokens, call.rows, retrieval, expected_tokens=expected_tokens)
         found = min(retrieval.k, tokens) if isinstance(retrieval, TopK) else GUESS if expected_tokens is None else expected_tokens
-        values = found * call.rows * call.spec.token_nbytes / 2
+        values = found * call.rows * call.shape.token_nbytes / 2
         seconds = machine.search_seconds(cost, values, working_set)
         if len(call.costs) >= COSTS_MAX:
             call.costs.clear()
@@ -185,7 +191,7 @@ def _heads(call: Call, part: Part) -> tuple[HeadFacts, ...]:
     known = None if part.segment is None else part.segment.statistics.of(call.layer)
     if known is None:
         return ()
-    kv_heads = call.spec.kv_heads
+    kv_heads = call.shape.kv_heads
     measures = np.array([known.queries, known.retrieved, known.dense], np.float32)
     queries, retrieved, dense = measures.reshape(3, kv_heads, -1).max(axis=2).tolist()
     tokens = part.span.tokens

@@ -6,13 +6,13 @@ from indexes.retrieval import Exact
 from kvdb.config import Config
 from kvdb.errors import InvalidArgument, Unsupported
 from kvdb.planning.parts import Part
-from kvdb.types import ModelSpec
+from kvdb.types import LayerShape
 from query_optimizer.optimizer import Optimizer, UnknownRule
 from query_optimizer.query_options import QueryOptions
 from query_optimizer.rules import Hinted
 
 
-def check_hints(config: Config, optimizer: Optimizer, spec: ModelSpec, parts: list[Part], options: QueryOptions) -> None:
+def check_hints(config: Config, optimizer: Optimizer, shape: LayerShape, parts: list[Part], options: QueryOptions) -> None:
     """Raises InvalidArgument for hints that name no rule or kind of index, contradict what is asked for or leave no room for the
     window, and Unsupported for a kind whose library is missing. parts: the parts of the queried layer."""
     hints = options.hints
@@ -21,7 +21,7 @@ def check_hints(config: Config, optimizer: Optimizer, spec: ModelSpec, parts: li
     except UnknownRule as error:
         raise InvalidArgument(f"Hints.rules_off: {error}") from None
     tokens = config.window.sink_tokens + config.window.recent_tokens
-    least = tokens * spec.token_nbytes
+    least = tokens * shape.token_nbytes
     if hints.memory_budget is not None and hints.memory_budget < least:
         raise InvalidArgument(
             f"Hints.memory_budget is {hints.memory_budget:,} bytes, below the window: its {tokens:,} tokens take {least:,} "

@@ -17,7 +17,7 @@ from kvdb.gpu.interface import TIER as GPU
 from kvdb.gpu.interface import GpuInterface
 from kvdb.gpu.mirror import Mirror
 from kvdb.storage.tier import Blocks
-from kvdb.types import ModelSpec
+from kvdb.types import LayerShape
 
 OVERLAY = "overlay"
 CPU = "cpu"
@@ -44,9 +44,9 @@ class Part(NamedTuple):
     tier: str = CPU
     slots: Blocks | None = None
 
-    def token_nbytes(self, spec: ModelSpec) -> int:
-        """The bytes of one of its tokens in a layer, as they lie."""
-        return spec.token_nbytes if self.segment is None else self.segment.tables[0].layout.token_nbytes
+    def token_nbytes(self, layer: int, shape: LayerShape) -> int:
+        """The bytes of one of its tokens in a layer of that shape, as they lie."""
+        return shape.token_nbytes if self.segment is None else self.segment.tables[layer].layout.token_nbytes
 
     @property
     def on_gpu(self) -> bool:

@@ -11,7 +11,7 @@ from kvdb.catalog.segments.snapshot import Snapshot
 from kvdb.catalog.segments.tail import Tail
 from kvdb.gpu.interface import DevicePart, GpuInterface, supports
 from kvdb.planning.budget import guards_of, layer_budget, ranges_of
-from kvdb.planning.facts import Call, Costs, gather
+from kvdb.planning.facts import Call, Costs, gather, operations_of
 from kvdb.planning.gpu_facts import exact_seconds
 from kvdb.planning.hints import check_hints
 from kvdb.planning.partition import MakeDeviceAttention, device_part, run_partition
@@ -51,6 +51,8 @@ class Planner:
     ) -> None:
         self._services = services
         self._spec = spec
+        self._shape = spec.shape(layer)
+        self._gpu = services.gpu if spec.uniform else None
         self._snapshot = snapshot
         self._layer = layer
         self._run = run
@@ -74,8 +76,8 @@ class Planner:
 
     @property
     def gpu(self) -> GpuInterface | None:
-        """The GPU of the database, None without one."""
-        return self._services.gpu
+        """The GPU of the database, None without one, and for a model whose layers differ."""
+        return self._gpu
 
     def prepare(self, n: int, options: QueryOptions, variant: Variant = SERVED) -> Prepared:
         """The plan of a call of n queries. variant: SERVED for the plan of the answer, another for an audit. Raises
@@ -121,7 +123,7 @@ class Planner:
         if options.hints == NO_HINTS or options in self._checked:
             return
         parts = parts_of(self._services.config, self._layer, self._snapshot, self._run, self._tail)
-        check_hints(self._services.config, self._services.optimizer, self._spec, parts, options)
+        check_hints(self._services.config, self._services.optimizer, self._shape, parts, options)
         if len(self._checked) >= PREPARED_MAX:
             self._checked.clear()
         self._checked.add(options)
@@ -178,7 +180,7 @@ class Planner:
     def _parts(self, n: int, options: QueryOptions) -> list[Part]:
         """The parts of the layer. Copies on the GPU are parts of their own, if the GPU answers sooner than the CPU."""
         known = self._services.config, self._layer, self._snapshot, self._run, self._tail
-        gpu, spec, machine = self._services.gpu, self._spec, self._services.machine
+        gpu, spec, shape, machine = self.gpu, self._spec, self._shape, self._services.machine
         if gpu is None or gpu.memory(spec) is None or not supports(options) or self._failed_gpu_version == gpu.version:
             return parts_of(*known)
         for view in self._snapshot.views:
@@ -187,12 +189,12 @@ class Planner:
             self._tail.copy = gpu.mirror_tail(spec, self._tail.table)
         parts = parts_of(*known, gpu)
         tokens = sum(part.visible for part in parts if part.on_gpu)
-        cpu_seconds = machine.exact_seconds(tokens * spec.token_nbytes, 2.0 * tokens * spec.q_heads * n * spec.head_dim)
-        return parts if exact_seconds(spec, gpu.machine, tokens, n) < cpu_seconds else parts_of(*known)
+        cpu_seconds = machine.exact_seconds(tokens * shape.token_nbytes, operations_of(shape, tokens, n))
+        return parts if exact_seconds(shape, gpu.machine, tokens, n) < cpu_seconds else parts_of(*known)
 
     def _facts(self, n: int, options: QueryOptions, parts: list[Part]) -> Facts:
-        services, gpu = self._services, self._services.gpu
-        known = self._spec, services.machine, services.config.window, self._layer, n, options, self._costs
+        services, gpu = self._services, self.gpu
+        known = self._shape, len(self._spec.kept), services.machine, services.config.window, self._layer, n, options, self._costs
         return gather(Call(*known, *(() if gpu is None else (gpu.machine, gpu.memory(self._spec)))), parts)
 
     def _recheck_is_due(self) -> bool:
@@ -203,7 +205,7 @@ class Planner:
         return bool(due)
 
     def _versions(self) -> Versions:
-        gpu, copy = self._services.gpu, self._tail.copy
+        gpu, copy = self.gpu, self._tail.copy
         on_gpu = (0, 0) if gpu is None else (gpu.version, copy is not None and copy.full)
         return self._tail.seals, self._run.version, *on_gpu, *(changes.value for changes in self._changes)
 
@@ -237,14 +239,14 @@ class Planner:
         if facts.budget is not None:
             known = [one.of(self._layer) for one in evidence]
             partition.guards = guards_of(facts.budget, known)
-            partition.ranges = ranges_of(facts.budget, known, self._spec.q_heads)
+            partition.ranges = ranges_of(facts.budget, known, self._shape.q_heads)
         prepared = Prepared(plan, by_name, partition, version, uses, rechecks, facts.budget, evidence, wishes)
         if facts.budget is None:  # somebody asked for a search
             self.suggest(prepared)
         return prepared
 
     def _device_attention_maker(self) -> MakeDeviceAttention | None:
-        gpu = self._services.gpu
+        gpu = self.gpu
         if gpu is None:
             return None
 

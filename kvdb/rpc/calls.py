@@ -21,11 +21,14 @@ from kvdb.rpc.plans import from_choice, from_plan, to_choice, to_plan
 from kvdb.rpc.query_options import put_query_options, to_query_options
 from kvdb.rpc.shared_records import CallKind
 from kvdb.types import (
+    Array,
     BackedUp,
     Checked,
     DatabaseStatus,
     Dropped,
+    Float32,
     IndexInfo,
+    KeysValues,
     ModelSpec,
     PrefixMatch,
     SessionInfo,
@@ -36,6 +39,8 @@ from kvdb.types import (
     UnknownFile,
 )
 from query_optimizer.query_options import QueryOptions
+
+# size: one table, and how each call is said
 
 
 def _list_contexts(prefix: str, limit: int | None, after: str, metadata: Mapping[str, Any]) -> Message:
@@ -68,6 +73,23 @@ def _explain(request: Any, layer: int | None, options: QueryOptions, analyze: bo
 
 def _explained(said: Any) -> tuple[int | None, QueryOptions, bool]:
     return given(said, "layer"), to_query_options(said), said.analyze
+
+
+def _attend_selected(
+    layer: int, q: Array, kv: KeysValues | None, asked: tuple[Float32, Float32], start: int | None
+) -> pb.AttendSelectedRequest:
+    request = pb.AttendSelectedRequest(layer=layer, start=start)
+    for message, array in zip((request.q, request.index_q, request.index_weights), (q, *asked), strict=True):
+        codec.put_array(message, array)
+    for message, array in () if kv is None else zip((request.k, request.v), kv, strict=True):
+        codec.put_array(message, array)
+    return request
+
+
+def _selected(said: pb.AttendSelectedRequest) -> tuple[int, Array, KeysValues | None, tuple[Array, Array], int | None]:
+    kv = (codec.from_array(said.k), codec.from_array(said.v)) if said.HasField("k") else None
+    asked = codec.from_array(said.index_q), codec.from_array(said.index_weights)
+    return said.layer, codec.from_array(said.q), kv, asked, given(said, "start")
 
 
 INFO = Form(codec.to_info, codec.from_info)
@@ -220,6 +242,44 @@ CALLS = (
         tenant=Tenant.ALIKE,
         asks=Form(lambda *values: _explain(pb.ExplainRequest(), *values), _explained),
         answers=Form(lambda plan: pb.ExplainReply(plan=to_plan(plan)), lambda reply: from_plan(reply.plan)),
+    ),
+    WireCall(
+        "State",
+        "state",
+        group="attend",
+        repeated=True,
+        tenant=Tenant.ALIKE,
+        answers=Form(lambda arrays: pb.StateReply(arrays=codec.to_arrays(arrays)), lambda reply: codec.from_arrays(reply.arrays)),
+    ),
+    WireCall(
+        "PutState",
+        "put_state",
+        group="attend",
+        repeated=True,
+        tenant=Tenant.ALIKE,
+        asks=Form(
+            lambda layer, arrays, position: pb.PutStateRequest(layer=layer, arrays=codec.to_arrays(arrays), position=position),
+            lambda said: (said.layer, codec.from_arrays(said.arrays), given(said, "position")),
+        ),
+    ),
+    WireCall(
+        "AttendSelected",
+        "attend_selected",
+        group="attend",
+        tenant=Tenant.ALIKE,
+        asks=Form(_attend_selected, _selected),
+        answers=Form(lambda out: pb.AttentionReply(out=codec.to_array(out)), lambda reply: codec.from_array(reply.out).copy()),
+    ),
+    WireCall(
+        "PutSinks",
+        "put_sinks",
+        group="attend",
+        repeated=True,
+        tenant=Tenant.ALIKE,
+        asks=Form(
+            lambda layer, sinks: pb.PutSinksRequest(layer=layer, sinks=codec.to_array(sinks)),
+            lambda said: (said.layer, codec.from_array(said.sinks)),
+        ),
     ),
     WireCall("PlanRecompute", "plan_recompute", group="attend", repeated=True, tenant=Tenant.ALIKE, answers=CHOICE),
     WireCall("Stats", "stats", repeated=True, tenant=Tenant.ALIKE, answers=SessionStats),

@@ -92,6 +92,16 @@ def build_array(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) ->
     )
 
 
+def to_arrays(arrays: Mapping[str, Array]) -> dict[str, pb.Array]:
+    """The messages of named arrays. Raises DtypeError."""
+    return {name: to_array(array) for name, array in arrays.items()}
+
+
+def from_arrays(message: Mapping[str, pb.Array]) -> dict[str, Array]:
+    """Named arrays. Raises DtypeError or ShapeError."""
+    return {name: from_array(array) for name, array in message.items()}
+
+
 def to_tokens(tokens: Tokens) -> bytes:
     return tokens.astype(TOKEN_DTYPE, copy=False).tobytes()
 
@@ -142,6 +152,9 @@ def from_placed(message: pb.Placed) -> Placed:
 
 
 def to_spec(spec: ModelSpec) -> pb.ModelSpec:
+    if not spec.uniform:
+        text = json.dumps(spec.to_dict()["layers"])
+        return pb.ModelSpec(name=spec.name, dtype=spec.dtype, fingerprint=spec.fingerprint, descriptions=text)
     return pb.ModelSpec(
         name=spec.name,
         layers=spec.layers,
@@ -157,6 +170,13 @@ def to_spec(spec: ModelSpec) -> pb.ModelSpec:
 
 def from_spec(message: pb.ModelSpec) -> ModelSpec:
     """Raises SpecError for a spec that cannot exist."""
+    if message.descriptions:
+        try:
+            layers = list(json.loads(message.descriptions))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise SpecError(f"the layers of {message.name!r:.100} cannot be read: {error!s:.100}") from None
+        values = {"name": message.name, "layers": layers, "dtype": message.dtype, "fingerprint": message.fingerprint}
+        return ModelSpec.from_dict(values)
     return ModelSpec(
         name=message.name,
         layers=message.layers,

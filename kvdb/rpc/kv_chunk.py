@@ -26,11 +26,15 @@ _DATA_TAG = pb.ImportRequest.DATA_FIELD_NUMBER << 3 | _BYTES
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """KV of the next tokens of one layer: k and v, `[kv_heads, n, head_dim]`, of one shape and dtype."""
+    """KV of the next tokens of one layer: k and v, `[kv_heads, n, head_dim]` each with a last dimension of its own, of one dtype.
+    indexer: whether they are keys of the layer's indexer, and v has no numbers. start: the position of the first token, None for
+    the next."""
 
     layer: int
     k: Array
     v: Array
+    indexer: bool = False
+    start: int | None = None
 
 
 def serialize(request: "Chunk | pb.ImportRequest") -> bytes:
@@ -38,8 +42,9 @@ def serialize(request: "Chunk | pb.ImportRequest") -> bytes:
     if isinstance(request, pb.ImportRequest):
         return request.SerializeToString()
     k, v = request.k, request.v
-    assert (k.shape, k.dtype) == (v.shape, v.dtype)
-    head = pb.ImportRequest(chunk=pb.KvChunk(layer=request.layer))
+    assert (k.shape[:-1], k.dtype) == (v.shape[:-1], v.dtype)
+    other = None if k.shape == v.shape else v.shape[-1]
+    head = pb.ImportRequest(chunk=pb.KvChunk(layer=request.layer, value_dim=other, indexer=request.indexer, start=request.start))
     put_head(head.chunk, k)
     return b"".join([head.SerializeToString(), _data_begin(k.nbytes + v.nbytes), *_rows(k), *_rows(v)])
 
@@ -65,7 +70,7 @@ def _in_place(data: bytes) -> Chunk | None:
     dtype = wire_dtype(head.dtype)
     if dtype is None:
         return None
-    nbytes = 2 * math.prod(head.shape) * dtype.itemsize
+    nbytes = (math.prod(head.shape) + math.prod(_value_shape(head))) * dtype.itemsize
     begin = _data_begin(nbytes)
     if len(data) != end + len(begin) + nbytes or data[end : end + len(begin)] != begin:
         return None
@@ -74,9 +79,16 @@ def _in_place(data: bytes) -> Chunk | None:
 
 def _chunk(head: pb.KvChunk, data: memoryview) -> Chunk:
     """Raises DtypeError or ShapeError."""
-    k, v = data[: len(data) // 2], data[len(data) // 2 :]
-    shape = tuple(head.shape)
-    return Chunk(head.layer, build_array(head.dtype, shape, k), build_array(head.dtype, shape, v))
+    shape, values = tuple(head.shape), _value_shape(head)
+    dtype = wire_dtype(head.dtype)
+    cut = len(data) // 2 if shape == values or dtype is None else math.prod(shape) * dtype.itemsize
+    k, v = build_array(head.dtype, shape, data[:cut]), build_array(head.dtype, values, data[cut:])
+    return Chunk(head.layer, k, v, head.indexer, head.start if head.HasField("start") else None)
+
+
+def _value_shape(head: pb.KvChunk) -> tuple[int, ...]:
+    """The shape of v."""
+    return (*head.shape[:-1], head.value_dim) if head.HasField("value_dim") else tuple(head.shape)
 
 
 def _data_begin(nbytes: int) -> bytes:

@@ -27,7 +27,7 @@ class HelloReply(_message.Message):
     def __init__(self, version: _Optional[str] = ..., message_bytes_max: _Optional[int] = ..., request_bytes_max: _Optional[int] = ..., stream_idle_seconds: _Optional[float] = ..., local_socket: _Optional[str] = ..., local_server: _Optional[bytes] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("name", "layers", "q_heads", "kv_heads", "head_dim", "dtype", "rope", "fingerprint", "scale")
+    __slots__ = ("name", "layers", "q_heads", "kv_heads", "head_dim", "dtype", "rope", "fingerprint", "scale", "descriptions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     Q_HEADS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class ModelSpec(_message.Message):
     ROPE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     layers: int
     q_heads: int
@@ -46,7 +47,8 @@ class ModelSpec(_message.Message):
     rope: Rope
     fingerprint: str
     scale: float
-    def __init__(self, name: _Optional[str] = ..., layers: _Optional[int] = ..., q_heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., rope: _Optional[_Union[Rope, _Mapping]] = ..., fingerprint: _Optional[str] = ..., scale: _Optional[float] = ...) -> None: ...
+    descriptions: str
+    def __init__(self, name: _Optional[str] = ..., layers: _Optional[int] = ..., q_heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., dtype: _Optional[str] = ..., rope: _Optional[_Union[Rope, _Mapping]] = ..., fingerprint: _Optional[str] = ..., scale: _Optional[float] = ..., descriptions: _Optional[str] = ...) -> None: ...
 
 class Rope(_message.Message):
     __slots__ = ("theta", "rotary_dims", "layout", "scaling")
@@ -203,20 +205,22 @@ class RequestPart(_message.Message):
     def __init__(self, nbytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ImportRequest(_message.Message):
-    __slots__ = ("begin", "chunk", "commit", "sample", "part", "data")
+    __slots__ = ("begin", "chunk", "commit", "sample", "part", "state", "data")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     begin: ImportBegin
     chunk: KvChunk
     commit: ImportCommit
     sample: ImportSample
     part: RequestPart
+    state: LayerState
     data: bytes
-    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[KvChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ..., part: _Optional[_Union[RequestPart, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, begin: _Optional[_Union[ImportBegin, _Mapping]] = ..., chunk: _Optional[_Union[KvChunk, _Mapping]] = ..., commit: _Optional[_Union[ImportCommit, _Mapping]] = ..., sample: _Optional[_Union[ImportSample, _Mapping]] = ..., part: _Optional[_Union[RequestPart, _Mapping]] = ..., state: _Optional[_Union[LayerState, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ImportBegin(_message.Message):
     __slots__ = ("spec", "tokens", "name", "base", "retention", "salt")
@@ -249,14 +253,37 @@ class Retention(_message.Message):
     def __init__(self, durability: _Optional[str] = ..., ttl: _Optional[float] = ..., metadata: _Optional[str] = ..., pinned: _Optional[bool] = ..., format: _Optional[str] = ...) -> None: ...
 
 class KvChunk(_message.Message):
-    __slots__ = ("layer", "dtype", "shape")
+    __slots__ = ("layer", "dtype", "shape", "value_dim", "indexer", "start")
     LAYER_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_DIM_FIELD_NUMBER: _ClassVar[int]
+    INDEXER_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
     layer: int
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, layer: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    value_dim: int
+    indexer: bool
+    start: int
+    def __init__(self, layer: _Optional[int] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., value_dim: _Optional[int] = ..., indexer: _Optional[bool] = ..., start: _Optional[int] = ...) -> None: ...
+
+class LayerState(_message.Message):
+    __slots__ = ("layer", "arrays", "position")
+    class ArraysEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Array
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    arrays: _containers.MessageMap[str, Array]
+    position: int
+    def __init__(self, layer: _Optional[int] = ..., arrays: _Optional[_Mapping[str, Array]] = ..., position: _Optional[int] = ...) -> None: ...
 
 class ImportSample(_message.Message):
     __slots__ = ("layer", "q")
@@ -387,18 +414,20 @@ class DropContextsReply(_message.Message):
     def __init__(self, dropped: _Optional[_Iterable[str]] = ..., in_use: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReadContextRequest(_message.Message):
-    __slots__ = ("context", "session_id", "layers", "start", "stop")
+    __slots__ = ("context", "session_id", "layers", "start", "stop", "indexer")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    INDEXER_FIELD_NUMBER: _ClassVar[int]
     context: str
     session_id: str
     layers: _containers.RepeatedScalarFieldContainer[int]
     start: int
     stop: int
-    def __init__(self, context: _Optional[str] = ..., session_id: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    indexer: bool
+    def __init__(self, context: _Optional[str] = ..., session_id: _Optional[str] = ..., layers: _Optional[_Iterable[int]] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., indexer: _Optional[bool] = ...) -> None: ...
 
 class ReadReply(_message.Message):
     __slots__ = ("chunk", "data")
@@ -706,18 +735,20 @@ class SessionReply(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., reused: _Optional[int] = ..., start: _Optional[int] = ..., layout: _Optional[_Iterable[_Union[Placed, _Mapping]]] = ..., tokens: _Optional[bytes] = ..., error_max: _Optional[float] = ...) -> None: ...
 
 class UpdateRequest(_message.Message):
-    __slots__ = ("session_id", "layer", "k", "v", "start")
+    __slots__ = ("session_id", "layer", "k", "v", "start", "indexer")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     K_FIELD_NUMBER: _ClassVar[int]
     V_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
+    INDEXER_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     layer: int
     k: Array
     v: Array
     start: int
-    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., start: _Optional[int] = ...) -> None: ...
+    indexer: bool
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., start: _Optional[int] = ..., indexer: _Optional[bool] = ...) -> None: ...
 
 class UpdateReply(_message.Message):
     __slots__ = ()
@@ -758,6 +789,26 @@ class AttentionReply(_message.Message):
     OUT_FIELD_NUMBER: _ClassVar[int]
     out: Array
     def __init__(self, out: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class AttendSelectedRequest(_message.Message):
+    __slots__ = ("session_id", "layer", "q", "k", "v", "index_q", "index_weights", "start")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    K_FIELD_NUMBER: _ClassVar[int]
+    V_FIELD_NUMBER: _ClassVar[int]
+    INDEX_Q_FIELD_NUMBER: _ClassVar[int]
+    INDEX_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layer: int
+    q: Array
+    k: Array
+    v: Array
+    index_q: Array
+    index_weights: Array
+    start: int
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., q: _Optional[_Union[Array, _Mapping]] = ..., k: _Optional[_Union[Array, _Mapping]] = ..., v: _Optional[_Union[Array, _Mapping]] = ..., index_q: _Optional[_Union[Array, _Mapping]] = ..., index_weights: _Optional[_Union[Array, _Mapping]] = ..., start: _Optional[int] = ...) -> None: ...
 
 class AttentionTogetherRequest(_message.Message):
     __slots__ = ("session_ids", "layer", "q", "options")
@@ -916,6 +967,66 @@ class ExplainReply(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     plan: str
     def __init__(self, plan: _Optional[str] = ...) -> None: ...
+
+class PutStateRequest(_message.Message):
+    __slots__ = ("session_id", "layer", "arrays", "position")
+    class ArraysEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Array
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layer: int
+    arrays: _containers.MessageMap[str, Array]
+    position: int
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., arrays: _Optional[_Mapping[str, Array]] = ..., position: _Optional[int] = ...) -> None: ...
+
+class PutStateReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PutSinksRequest(_message.Message):
+    __slots__ = ("session_id", "layer", "sinks")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    SINKS_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layer: int
+    sinks: Array
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., sinks: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+
+class PutSinksReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ("session_id", "layer", "position")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    layer: int
+    position: int
+    def __init__(self, session_id: _Optional[str] = ..., layer: _Optional[int] = ..., position: _Optional[int] = ...) -> None: ...
+
+class StateReply(_message.Message):
+    __slots__ = ("arrays",)
+    class ArraysEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Array
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Array, _Mapping]] = ...) -> None: ...
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    arrays: _containers.MessageMap[str, Array]
+    def __init__(self, arrays: _Optional[_Mapping[str, Array]] = ...) -> None: ...
 
 class PlanRecomputeRequest(_message.Message):
     __slots__ = ("session_id", "seconds", "floor", "ratio")

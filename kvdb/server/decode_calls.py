@@ -14,7 +14,11 @@ from kvdb.types import Array
 
 
 def update(session: SessionState, request: pb.UpdateRequest) -> None:
-    session.update(request.layer, from_array(request.k), from_array(request.v), _start(request))
+    k = from_array(request.k)
+    if request.indexer:
+        session.update(request.layer, k, k[..., :0], _start(request), indexer=True)
+    else:
+        session.update(request.layer, k, from_array(request.v), _start(request))
 
 
 def attention(session: SessionState, request: pb.AttentionRequest) -> Array:

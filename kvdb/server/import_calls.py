@@ -6,6 +6,7 @@ from kvdb.errors import InvalidArgument
 from kvdb.ingest.import_writer import ImportWriter
 from kvdb.rpc import codec, kv_chunk
 from kvdb.rpc import kvdb_pb2 as pb
+from kvdb.rpc.call import given
 from kvdb.rpc.kv_chunk import Chunk
 from kvdb.server.admission.admission import Admission
 from kvdb.server.admission.engine_work import work_on
@@ -37,9 +38,12 @@ def _written(writer: ImportWriter | TenantImport, admission: Admission, request:
     """Carry out one step of an import; what was published, once it is. Raises InvalidArgument."""
     if isinstance(request, Chunk):
         with admission.admitted(work_on(None, request.layer, request.k.shape[-2])):
-            writer.write(request.layer, request.k, request.v)
+            writer.write(request.layer, request.k, request.v, indexer=request.indexer, start=request.start)
     elif request.WhichOneof("step") == "sample":
         writer.sample(request.sample.layer, codec.from_array(request.sample.q))
+    elif request.WhichOneof("step") == "state":
+        state = request.state
+        writer.put_state(state.layer, codec.from_arrays(state.arrays), given(state, "position"))
     else:
         _expect(request, "commit")
         return writer.commit()

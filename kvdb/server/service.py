@@ -230,7 +230,7 @@ class KvdbService:
         with ExitStack() as held:
             stream = held.enter_context(self._streams.opened(context, finishes=True))
             session = self._source(request, held)
-            session.check_read(layers, start, stop)
+            session.check_read(layers, start, stop, indexer=request.indexer)
             step = max(1, CHUNK_BYTES // session.spec.token_nbytes)
             for layer in layers:
                 for at in range(start, stop, step):
@@ -239,8 +239,8 @@ class KvdbService:
                     counted = self._inflight.wait(stream.client, (end - at) * session.spec.token_nbytes)
                     try:
                         with answering(context):
-                            ((k, v),) = session.read([layer], at, end)
-                        data = kv_chunk.serialize(Chunk(layer, k, v))
+                            ((k, v),) = session.read([layer], at, end, indexer=request.indexer)
+                        data = kv_chunk.serialize(Chunk(layer, k, v, request.indexer))
                         self._streams.end(stream)
                         yield data
                     finally:

@@ -22,6 +22,10 @@ class SessionCounters:
     def count(self, plan: Plan, stats: AttentionStats, tokens: int, queries: int = 1) -> None:
         """Count calls that were answered by a plan. stats: of one call, or sums over `queries` of them, but for the largest
         bound. tokens: before the query, or the sum over the queries."""
+        self.count_by(plan.rule, stats, tokens, queries)
+
+    def count_by(self, rule: str, stats: AttentionStats, tokens: int, queries: int = 1) -> None:
+        """`count` of a rule."""
         self.queries += queries
         self.tokens_seen += tokens
         self.search_ns += stats.search_ns
@@ -33,7 +37,7 @@ class SessionCounters:
         self.missed += stats.missed
         self.missed_bound += stats.missed_bound
         self.missed_bound_max = max(self.missed_bound_max, stats.missed_bound_max)
-        self.rules[plan.rule] = self.rules.get(plan.rule, 0) + queries
+        self.rules[rule] = self.rules.get(rule, 0) + queries
 
     def add(self, other: "SessionCounters") -> None:
         """Add what another session counted."""

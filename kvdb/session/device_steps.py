@@ -23,6 +23,7 @@ from kvdb.session.host_steps import blocks_ahead
 from kvdb.session.observed_queries import ObservedQueries, tells
 from kvdb.session.query_samples import QuerySamples
 from kvdb.session.runner import Course, Starts, StepsTaken
+from kvdb.types import Float32
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
 NOTHING = AttentionStats(0, 0, 0, 0)
@@ -49,6 +50,9 @@ class DeviceSteps:
         self._wanted = False
         self._left = self._taken = self._gpu_version = self._last_ns = 0
         self._sample_next()
+
+    def set_sinks(self, sinks: Float32 | None) -> None:
+        assert sinks is None, "a layer with sinks is answered in main memory"
 
     @property
     def running(self) -> bool:

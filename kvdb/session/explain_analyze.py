@@ -15,13 +15,13 @@ from kvdb.errors import InvalidArgument, PositionError
 from kvdb.planning.prepared import Prepared
 from kvdb.session.layer import Layer
 from kvdb.storage.paged_segment import pinned
-from kvdb.types import Array, ModelSpec
+from kvdb.types import Array, LayerShape
 from query_optimizer.access import Access, Actual
 from query_optimizer.plan import Outcome, Plan
 from query_optimizer.query_options import QueryOptions
 
 
-def analyze_plan(layer: Layer, spec: ModelSpec, options: QueryOptions) -> Plan:
+def analyze_plan(layer: Layer, shape: LayerShape, options: QueryOptions) -> Plan:
     """The plan of the layer's last query with its measured costs. Raises InvalidArgument where there was no query, and
     PositionError for a layer without tokens.
 
@@ -37,10 +37,10 @@ def analyze_plan(layer: Layer, spec: ModelSpec, options: QueryOptions) -> Plan:
             "first, or explain without analyze"
         )
     with pinned(layer.pages):  # reading from disk is not what is measured
-        return _analyzed(layer, spec, options, q)
+        return _analyzed(layer, shape, options, q)
 
 
-def _analyzed(layer: Layer, spec: ModelSpec, options: QueryOptions, q: Array) -> Plan:
+def _analyzed(layer: Layer, shape: LayerShape, options: QueryOptions, q: Array) -> Plan:
     started = perf_counter()
     prepared = layer.planner.prepare_once(1, options)
     planning = perf_counter() - started
@@ -49,9 +49,10 @@ def _analyzed(layer: Layer, spec: ModelSpec, options: QueryOptions, q: Array) ->
     started = perf_counter()
     state, stats = layer.execute(prepared, q, options)
     seconds = perf_counter() - started
-    exact, _ = exact_attention.exact(layer.tail.layout, layer.run, q, 1, spec.softmax_scale)
+    asked = layer.tail.layout, layer.run, q, 1, shape.softmax_scale
+    exact, _ = exact_attention.exact(*asked, sinks=layer.sinks, window=shape.window)
     searches = iter(stats.searches)
-    accesses = tuple(_measured(layer, spec, prepared, access, searches, q) for access in prepared.plan.accesses)
+    accesses = tuple(_measured(layer, shape, prepared, access, searches, q) for access in prepared.plan.accesses)
     return replace(
         prepared.plan,
         accesses=accesses,
@@ -61,7 +62,7 @@ def _analyzed(layer: Layer, spec: ModelSpec, options: QueryOptions, q: Array) ->
 
 
 def _measured(
-    layer: Layer, spec: ModelSpec, prepared: Prepared, access: Access, searches: Iterator[IndexSearch], q: Array
+    layer: Layer, shape: LayerShape, prepared: Prepared, access: Access, searches: Iterator[IndexSearch], q: Array
 ) -> Access:
     if prepared.parts[access.part].slots is not None:
         return replace(access, actual=_of_gpu(layer.planner.device_attention_of(prepared, access), q))
@@ -69,14 +70,14 @@ def _measured(
         search = next(searches, None)  # there is none where one before it gave up on everything
         if search is None:
             return access
-        return replace(access, actual=_of_search(access, spec, search, _value_nbytes(layer, prepared, access)))
+        return replace(access, actual=_of_search(access, shape, search, _value_nbytes(layer, prepared, access)))
     reads = layer.run.part(slice(*layer.planner.blocks_of(prepared, access)))
     heads = access.heads
-    out, lse = np.empty(q.shape, np.float32), np.empty(q.shape[:2], np.float32)
+    out, lse = np.empty((*q.shape[:2], shape.value_dim), np.float32), np.empty(q.shape[:2], np.float32)
     started = perf_counter()
-    exact_attention.attend_heads(layer.tail.layout, reads, q, spec.softmax_scale, heads, out, lse)
+    exact_attention.attend_heads(layer.tail.layout, reads, q, shape.softmax_scale, heads, out, lse)
     seconds = perf_counter() - started
-    nbytes = layer.tail.layout.nbytes_of(reads.addresses, reads.counts) * len(heads) // spec.kv_heads
+    nbytes = layer.tail.layout.nbytes_of(reads.addresses, reads.counts) * len(heads) // shape.kv_heads
     return replace(access, actual=Actual(access.tokens, access.tokens, nbytes, seconds))
 
 
@@ -98,18 +99,18 @@ def _value_nbytes(layer: Layer, prepared: Prepared, access: Access) -> int:
     return (layer.tail.layout if segment is None else segment.tables[layer.number].layout).value_nbytes
 
 
-def _of_search(access: Access, spec: ModelSpec, search: IndexSearch, value_nbytes: int) -> Actual:
+def _of_search(access: Access, shape: LayerShape, search: IndexSearch, value_nbytes: int) -> Actual:
     """The cost of a search. value_nbytes: the bytes of one token's values where it searched."""
-    result, group = search.result, spec.q_heads // spec.kv_heads
-    dense = np.zeros(1, np.bool_) if result.dense is None else result.dense.reshape(spec.kv_heads, -1)
-    left = np.broadcast_to(np.asarray(dense.any(axis=-1), np.bool_), spec.kv_heads)
-    by_head = np.diff(result.offsets).reshape(spec.kv_heads, -1).sum(axis=1)
+    result, group = search.result, shape.q_heads // shape.kv_heads
+    dense = np.zeros(1, np.bool_) if result.dense is None else result.dense.reshape(shape.kv_heads, -1)
+    left = np.broadcast_to(np.asarray(dense.any(axis=-1), np.bool_), shape.kv_heads)
+    by_head = np.diff(result.offsets).reshape(shape.kv_heads, -1).sum(axis=1)
     attended = int(by_head[~left].sum())  # what was found for a head is not used if the head is read whole
     left_heads = int(np.count_nonzero(left))
     return Actual(
         tokens=attended / (max(len(access.heads) - left_heads, 1) * group),
         scanned=result.scanned / len(access.heads),
-        nbytes=result.nbytes + attended * value_nbytes // spec.kv_heads,
+        nbytes=result.nbytes + attended * value_nbytes // shape.kv_heads,
         seconds=search.ns / 1e9,
         left_heads=left_heads,
     )

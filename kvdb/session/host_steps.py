@@ -22,7 +22,7 @@ from kvdb.planning.planner import Planner
 from kvdb.session.observed_queries import EVERY, FIRST, ObservedQueries, tells
 from kvdb.session.query_samples import QuerySamples
 from kvdb.session.runner import Course, Starts, StepsTaken
-from kvdb.types import Array, ModelSpec
+from kvdb.types import Array, Float32, LayerShape
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
 AHEAD_MAX, AHEAD_PART = 8, 4
@@ -40,22 +40,23 @@ class HostSteps:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        shape: LayerShape,
         run: BlockRun,
         tail: Tail,
         planner: Planner,
         query_samples: QuerySamples,
         observed: ObservedQueries,
     ) -> None:
-        self._shape = spec.q_heads, 1, spec.head_dim
-        self._dtype = spec.numpy_dtype
+        self._shape = shape.q_heads, 1, shape.head_dim
+        self._answer = shape.q_heads, 1, shape.value_dim
+        self._dtype = shape.numpy_dtype
         self._run = run
         self._tail = tail
         self._planner = planner
         self._query_samples = query_samples
         self._observed = observed
         native = tail.table.layout.native
-        self._native = _native.LayerSteps(native, spec.q_heads, spec.softmax_scale, np.empty(0, self._dtype))
+        self._native = _native.LayerSteps(native, shape.q_heads, shape.softmax_scale, np.empty(0, self._dtype), shape.window)
         self._course: Course | None = None
         self._step: PreparedStep | None = None
         self._facts: list[tuple[_native.Version, int]] = []
@@ -64,6 +65,9 @@ class HostSteps:
         and how many of those that are not counted yet the tail has in its length already."""
         self._asked = NO_OPTIONS
         self._takes_tensors = False
+
+    def set_sinks(self, sinks: Float32 | None) -> None:
+        self._native.set_sinks(sinks)
 
     @property
     def running(self) -> bool:
@@ -88,7 +92,7 @@ class HostSteps:
         if any(getattr(array, "shape", ())[:1] != (count,) for array in (q, k, v)):
             return None
         validate.starts(starts, count)
-        out = np.empty((count, *self._shape), self._dtype)
+        out = np.empty((count, *self._answer), self._dtype)
         native = [self._native, *(other._native for other in others)]
         return out if _native.take_steps(native, q, k, v, options, starts, out, SHARED_TOKENS_MIN) else None
 
@@ -217,11 +221,13 @@ class HostSteps:
 
     def _recent(self) -> tuple[Array, Array] | None:
         """See `StepsTaken`."""
-        q_heads, _, head_dim = self._shape
-        bits = self._native.recent()
+        bits, shapes = self._native.recent(), (self._shape, self._answer)
         if not bits[0]:
             return None
-        q, out = (np.frombuffer(one, self._dtype).reshape(-1, q_heads, head_dim).transpose(1, 0, 2) for one in bits)
+        q, out = (
+            np.frombuffer(one, self._dtype).reshape(-1, heads, dim).transpose(1, 0, 2)
+            for one, (heads, _, dim) in zip(bits, shapes, strict=True)
+        )
         return q, out
 
     def _query(self, bits: bytes) -> Array:

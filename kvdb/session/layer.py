@@ -11,15 +11,17 @@ import numpy as np
 import kvdb.attention.exact as exact_attention
 import kvdb.deadlines as deadlines
 import kvdb.validate as validate
+from indexes.retrieval import Exact
 from kvdb.attention.device import DeviceFailed, Pending, TailHasNoRoom
 from kvdb.attention.exact import AttentionStats
 from kvdb.attention.hybrid import hybrid_attention
 from kvdb.attention.query import AttentionQuery
 from kvdb.attention.sparse import sparse
 from kvdb.attention.state import AttentionState, beyond_float32
+from kvdb.attention.trained import LastSelected
 from kvdb.catalog.segments.snapshot import Snapshot
 from kvdb.catalog.segments.tail import Tail
-from kvdb.errors import CapacityError, KvdbError, NonFiniteError, PositionError
+from kvdb.errors import CapacityError, InvalidArgument, KvdbError, NonFiniteError, PositionError
 from kvdb.indexing.background_time import StepClock
 from kvdb.planning.planner import Planner
 from kvdb.planning.prepared import Prepared
@@ -28,6 +30,7 @@ from kvdb.session.audits import EXPECTED_TOKENS, Audits
 from kvdb.session.counters import SessionCounters
 from kvdb.session.device_steps import DeviceSteps
 from kvdb.session.host_steps import HostSteps
+from kvdb.session.no_steps import NoSteps
 from kvdb.session.observed_queries import ObservedQueries, tells
 from kvdb.session.query_samples import QuerySamples
 from kvdb.session.runner import Course, LayerState, StepRunner
@@ -37,7 +40,7 @@ from kvdb.session.terms import SessionTerms
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.budget import Reservation
 from kvdb.storage.paged_segment import PageReads, reading
-from kvdb.types import Array, ModelSpec, Positions
+from kvdb.types import Array, Float32, ModelSpec, Positions
 from query_optimizer.plan import Plan
 from query_optimizer.query_options import NO_OPTIONS, QueryOptions
 
@@ -46,6 +49,7 @@ log = logging.getLogger(__name__)
 LATE_TAIL_TOKENS = 1024
 """A session that added more does not leave them behind when it ends, for its queries to be asked again."""
 NO_POSITIONS: Positions = np.zeros(0, np.int64)
+READ_ALL = QueryOptions(retrieval=Exact())
 
 
 class Layer:
@@ -66,20 +70,23 @@ class Layer:
         self.tail = tail
         self.query_samples = QuerySamples(services.config.indexes.sample_queries, Reservation(services.budget))
         self.number = number
+        self.sinks: Float32 | None = None
+        self.selected: LastSelected | None = None
         self._waits = True
         self._services = services
         self._spec = spec
+        self.shape = spec.shape(number)
         self._tail = Tail(services.config, tail)
         self._indexes_tail = False
         self._error_max = terms.error_max
-        self._resolved = NO_OPTIONS, NO_OPTIONS.with_default(terms.error_max)
+        self._resolved = NO_OPTIONS, READ_ALL if self.shape.window else NO_OPTIONS.with_default(terms.error_max)
         self._counters = counters
         self._observed = ObservedQueries()
         self._failed: KvdbError | None = None
         self._asked = NO_OPTIONS
         self._closed = False
         self._base_on(snapshot)
-        clock = StepClock(services.background_time, spec.layers)
+        clock = StepClock(services.background_time, len(spec.kept))
         expected = EXPECTED_TOKENS if terms.expected_tokens is None else terms.expected_tokens
         self.audits = Audits(number, self.planner, services.auditor, clock, expected)
 
@@ -93,7 +100,12 @@ class Layer:
         self.segment_counters = SegmentCounters(snapshot.views, self._services)
         self.planner = Planner(self._services, self._spec, snapshot, self.number, self.run, self._tail)
         known = self.run, self._tail, self.planner, self.query_samples, self._observed
-        self.runner: StepRunner = HostSteps(self._spec, *known) if self.planner.gpu is None else DeviceSteps(*known)
+        self.runner: StepRunner
+        if not self.shape.value_dim:
+            self.runner = NoSteps()
+        else:
+            self.runner = HostSteps(self.shape, *known) if self.planner.gpu is None else DeviceSteps(*known)
+        self.runner.set_sinks(self.sinks)
         self._course: Course | None = None
 
     @property
@@ -116,6 +128,12 @@ class Layer:
             self._snapshot.wait(self.number)
             self._waits = False
         return self
+
+    def set_sinks(self, sinks: Float32 | None) -> None:
+        """The logits of its sinks, float32 `[q_heads]`, None for none. The runner begins anew."""
+        self.stop()
+        self.sinks = sinks
+        self.runner.set_sinks(sinks)
 
     def stop(self) -> None:
         """Have the next step planned: stop the runner, and wait for comparisons under way."""
@@ -151,11 +169,15 @@ class Layer:
             self.collect()
             self.begin(self._asked)
 
-    def append(self, k: Array, v: Array) -> None:
-        """Append the KV of n tokens, `[kv_heads, n, head_dim]`, or raise NonFiniteError or CapacityError."""
-        start = self.tail.length
+    def append(self, k: Array, v: Array, gap: int = 0) -> None:
+        """Append the KV of n tokens, `[kv_heads, n, head_dim]`, behind so many that no query of the layer will see, or raise
+        NonFiniteError or CapacityError."""
+        start = 0 if gap else self.tail.length
         try:
-            self.tail.append(k, v)
+            if gap:
+                self.tail.skip(gap, k, v)
+            else:
+                self.tail.append(k, v)
         finally:
             self.run.refresh(start)  # also if nothing was appended, because a shared last block may have been copied
 
@@ -175,18 +197,21 @@ class Layer:
         self.audits.forget_recent()
 
     def resolve(self, options: QueryOptions) -> QueryOptions:
-        """The options, with the session's error_max if they name none. Raises InvalidArgument or Unsupported for
-        hints that cannot be followed."""
+        """The options, with the session's error_max if they name none; what a window sees is read whole. Raises InvalidArgument
+        or Unsupported for hints that cannot be followed."""
         asked, resolved = self._resolved
         if options is not asked and options != asked:
-            resolved = options.with_default(self._error_max)
+            resolved = READ_ALL if self.shape.window else options.with_default(self._error_max)
             self.planner.check(resolved)
             self._resolved = options, resolved
         return resolved
 
     def check_queries(self, q: Array) -> int:
-        """The number of queries n in q, `[q_heads, n, head_dim]`. Raises ShapeError, DtypeError or NonFiniteError."""
-        n = validate.queries(self._spec, q)
+        """The number of queries n in q, `[q_heads, n, head_dim]`. Raises ShapeError, DtypeError or NonFiniteError, and
+        InvalidArgument while the sinks are not known."""
+        n = validate.queries(self.shape, q)
+        if self.shape.sinks and self.sinks is None:
+            raise InvalidArgument(f"layer {self.number} has sinks, whose logits are not known yet; hand them in with put_sinks")
         if not self.tail.layout.finite(q):
             raise NonFiniteError("q holds NaN or infinity; expected finite numbers, so find where the model produced them")
         return n
@@ -194,11 +219,39 @@ class Layer:
     def check_last(self, n: int) -> None:
         """Raises PositionError if the layer has a gap, or holds fewer than n tokens that queries can belong to."""
         self.check_no_gaps()
+        self.check_window(n)
         before = self._snapshot.layout.length if self._snapshot.overlay is not None else 0
         if n > self.run.tokens - before:
             raise PositionError(
                 f"q asks for the last {n} tokens of layer {self.number}, which holds {self.run.tokens - before}; "
                 "update the layer first, or use attend" + ("; ask for tokens before the tail with positions=" if before else "")
+            )
+
+    @property
+    def held_from(self) -> int:
+        """The first position from which on it holds every token: 0, but for a layer with a window."""
+        held = 0
+        for view in self._snapshot.views:
+            unseen = view.segment.unseen
+            held = view.begin + min(unseen[self.number], view.visible) if unseen and unseen[self.number] else held
+        return self.run.base_tokens + self.tail.unseen if self.tail.unseen else held
+
+    def check_window(self, n: int, *, new: bool = False) -> None:
+        """Raises PositionError where the window of the first of n queries reaches before what the layer holds. new: whether they
+        are of tokens that are still to come."""
+        if not self.shape.window:
+            return
+        first = self.run.tokens - (0 if new else n)
+        sees = max(0, first - self.shape.window + 1)
+        if (held := self.held_from) > sees:
+            raise PositionError(f"layer {self.number} holds tokens from {held} on; a query at {first} sees those from {sees} on")
+
+    def check_truncated(self, tokens: int) -> None:
+        """Raises PositionError where the window of the next token, behind so many, would reach before what the layer holds."""
+        held = self.held_from if self.shape.window else 0
+        if held and max(0, tokens - self.shape.window + 1) < held and tokens < self.run.tokens:
+            raise PositionError(
+                f"layer {self.number} holds tokens from {held} on, so it can be cut to {held + self.shape.window - 1}"
             )
 
     def check_no_gaps(self) -> None:
@@ -274,8 +327,9 @@ class Layer:
         self.audits.answered(prepared, comparison, q, out, stats, options, self.execute)
 
     def reads_all(self, prepared: Prepared, n: int) -> bool:
-        """Whether the CPU answers n queries by reading everything."""
-        return prepared.partition.device is None and not self._searches(prepared, n)
+        """Whether the CPU answers n queries by reading everything, and each by itself sees nothing else."""
+        alike = not self.shape.window and self.sinks is None
+        return alike and prepared.partition.device is None and not self._searches(prepared, n)
 
     def execute(
         self,
@@ -289,7 +343,8 @@ class Layer:
         """Answer the queries q of the last n tokens by a plan. observed: whether they go into the statistics. pending: what was
         already launched on the GPU for them, None for nothing. judged: as in `AttentionQuery`. Raises what `Pool.pin` raises for
         a layer on disk."""
-        query = AttentionQuery(self.tail.layout, self.run, q, self._spec.softmax_scale, options, observed, judged)
+        asked = options, observed, judged, self.sinks, self.shape.window
+        query = AttentionQuery(self.tail.layout, self.run, q, self.shape.softmax_scale, *asked)
         answer = partial(self._execute, prepared, query, pending)
         searches = self._searches(prepared, q.shape[1])
         before = PageReads.so_far(self.pages)
@@ -314,7 +369,8 @@ class Layer:
             return self.execute(self.planner.prepare_once(q.shape[1], options), q, options, query.observed, judged=query.judged)
         if self._searches(prepared, q.shape[1]):
             return sparse(query, partition, prepared.plan.retrieval)
-        return exact_attention.exact(query.layout, self.run, q, q.shape[1], query.scale)
+        asked = query.layout, self.run, q, q.shape[1], query.scale
+        return exact_attention.exact(*asked, sinks=query.sinks, window=query.window)
 
     def prove(self, asked: Asked, goes_on: Callable[[], bool]) -> bool:
         """Compare ways that are not proven yet for these queries with exact answers, as long as it goes on. Returns whether more
@@ -323,13 +379,14 @@ class Layer:
         queries = asked.queries.all()
         if queries is None:
             return False
-        return self.audits.prove(queries.astype(self._spec.numpy_dtype), asked.options, self.execute, goes_on)
+        return self.audits.prove(queries.astype(self.shape.numpy_dtype), asked.options, self.execute, goes_on)
 
     def close(self) -> Asked | None:
         """Tell the segments what was counted, and give everything back but the snapshot. Returns what was asked and would tell
         more, which has the tail then; None for nothing."""
         asked = self._stop()
         elsewhere = self.planner.gpu is not None or self._snapshot.overlay is not None  # a GPU answers one thread at a time
+        elsewhere = elsewhere or self.sinks is not None  # which those that are asked again would lack
         if asked is None or not self.query_samples.number or elsewhere or self.tail.length > LATE_TAIL_TOKENS:
             self.query_samples.release()
             self.tail.release()

@@ -32,7 +32,7 @@ class Recomputing:
         """How much to recompute; see `kvdb.session.state.SessionState.plan_recompute`. load_rate: bytes a second from disk, None
         before any was measured."""
         speeds = {"cpu": inf} if load_rate is None else {"cpu": inf, "disk": load_rate}
-        chunks = Chunks(self._tokens_by_tier, self._spec.token_nbytes, self._spec.layers, len(self._snapshot.layout.gaps))
+        chunks = Chunks(self._tokens_by_tier, self._spec.token_nbytes, len(self._spec.kept), len(self._snapshot.layout.gaps))
         self._choice = choose(Rates(seconds, speeds), chunks, floor, ratio)
         return self._choice
 
@@ -56,7 +56,7 @@ class Recomputing:
         """Attention of queries `[q_heads, n, head_dim]` at these positions, each over everything up to its own. Raises
         InvalidArgument, or NonFiniteError where float32 cannot hold a result."""
         self._check_laid_out()
-        state = self._materialized.of(layer.number, layer.tail).attend(q, positions, self._spec.softmax_scale)
+        state = self._materialized.of(layer.number, layer.tail).attend(q, positions, layer.shape.softmax_scale)
         if not layer.tail.layout.finite(state.out, state.lse):
             raise beyond_float32()
         return state.out

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from kvdb.attention.exact import AttentionStats
 from kvdb.errors import KvdbError
 from kvdb.planning.prepared import Prepared
-from kvdb.types import Array
+from kvdb.types import Array, Float32
 from query_optimizer.query_options import QueryOptions
 
 Starts = Sequence[int] | None
@@ -57,6 +57,10 @@ class StepRunner(Protocol):
     The caller holds the session's turn. Steps end where anything rarer is due: a plan that is used up, new indexes or evidence, a
     comparison. Then they are refused.
     """
+
+    def set_sinks(self, sinks: Float32 | None) -> None:
+        """The logits of the layer's sinks, float32 `[q_heads]`, None for none. It may take no steps meanwhile."""
+        ...
 
     @property
     def running(self) -> bool:

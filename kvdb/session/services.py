@@ -8,6 +8,7 @@ from indexes.base import Float32
 from kvdb.catalog.compaction.holders import Holder
 from kvdb.catalog.evidence.habits import Habits
 from kvdb.catalog.segments.snapshot import Snapshot
+from kvdb.catalog.segments.states import StateSnapshot
 from kvdb.events import Events
 from kvdb.indexing.background_time import BackgroundTime
 from kvdb.planning.services import PlanningServices
@@ -17,6 +18,12 @@ from kvdb.session.open_handles import OpenHandles
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.loader import Loader
 from kvdb.types import DEFAULT_RETENTION, ContextInfo, ModelSpec, Retention, Tokens
+
+
+class StoredStates(Protocol):
+    """The states of a session that are stored with it, `kvdb.session.states.SessionStates`."""
+
+    def snapshots(self) -> dict[int, StateSnapshot]: ...
 
 
 class StorableSession(Protocol):
@@ -35,6 +42,9 @@ class StorableSession(Protocol):
     def ids(self, tokens: Tokens | None) -> Tokens: ...
 
     def query_samples(self) -> dict[int, Float32]: ...
+
+    @property
+    def states(self) -> StoredStates: ...
 
 
 class SessionPublisher(Protocol):

@@ -98,7 +98,7 @@ class SharedSessions:
 
 def _segment_of(session: SessionState, tokens: Tokens) -> Segment:
     """The first tokens of a session's tails as a segment, which shares their blocks. Raises CapacityError."""
-    beside = Reservation(session.services.budget, segment_nbytes(session.spec.layers, len(tokens)))
+    beside = Reservation(session.services.budget, segment_nbytes(len(session.tails), len(tokens)))
     tables = [tail.share() for tail in session.tails]
     for table in tables:
         table.truncate(len(tokens))

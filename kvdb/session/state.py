@@ -8,14 +8,12 @@ from threading import RLock
 from time import time
 from typing import Any, Protocol
 
-import numpy as np
-
 import kvdb.catalog.contexts.residency as residency
 import kvdb.deadlines as deadlines
 import kvdb.forks as forks
+import kvdb.session.selected as selected
 import kvdb.session.step as steps
 import kvdb.validate as validate
-from indexes.base import Float32
 from kvdb.blend.controller import Choice
 from kvdb.blend.strategies import DEFAULT_RATIO
 from kvdb.catalog.compaction.relayout import Relayout
@@ -32,6 +30,7 @@ from kvdb.session.layer import Layer
 from kvdb.session.recompute import Recomputing
 from kvdb.session.runner import StepRunner
 from kvdb.session.services import SessionServices
+from kvdb.session.states import SessionStates
 from kvdb.session.terms import NO_TERMS, SessionTerms
 from kvdb.storage.block_table import BlockTable
 from kvdb.storage.paged_segment import paging_notes, pinned
@@ -39,6 +38,7 @@ from kvdb.types import (
     DEFAULT_RETENTION,
     Array,
     ContextInfo,
+    Float32,
     KeysValues,
     ModelSpec,
     Placed,
@@ -61,8 +61,8 @@ class SessionState:
     A call that raises leaves it as it was. Calls on one session take turns, so it is thread-safe. They wait for a layer that is
     still being loaded from disk, which may raise IntegrityError or Unavailable.
 
-    It takes over the `snapshot` and the `tails`, one for each layer; `close` releases them. The constructor raises Unavailable
-    for a closed database, and CapacityError, and then everything was given back.
+    It takes over the `snapshot`, the `tails`, one for each entry of `spec.kept`, and the `states`; `close` releases them. The
+    constructor raises Unavailable for a closed database, and CapacityError, and then everything was given back.
 
     tokens: its known token ids, int32; at least those before the tail. start: the position of the tail's first token. reused: the
     number of tokens before it that were stored when it was opened. label: under which others are told of it, "" for nobody.
@@ -79,6 +79,7 @@ class SessionState:
         tails: list[BlockTable],
         tokens: Tokens,
         terms: SessionTerms = NO_TERMS,
+        states: SessionStates | None = None,
     ) -> None:
         self.spec = spec
         self.snapshot = snapshot
@@ -102,6 +103,9 @@ class SessionState:
         self._layers = [
             Layer(services, spec, snapshot, number, tail, self.terms, self.counters) for number, tail in enumerate(tails)
         ]
+        own = {kept.layer: place for place, kept in enumerate(spec.kept) if kept.what == "kv"}
+        self._own = [self._layers[own[number]] if number in own else None for number in range(spec.layers)]
+        self.states = SessionStates(spec, services.budget, snapshot.views) if states is None else states
         self.shared: SharedBeginning | None = None
         self.turns = RLock()
         self.due = False
@@ -116,17 +120,18 @@ class SessionState:
         self._hold()
         services.events.tell(Kind.SESSION_OPENED, tokens=len(tokens), reused=self.reused)
 
-    def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
-        """Append the KV of n tokens to one layer: k (after RoPE) and v, `[kv_heads, n, head_dim]`.
+    def update(self, layer: int, k: Array, v: Array, start: int | None = None, *, indexer: bool = False) -> None:
+        """Append the KV of n tokens to one layer: k (after RoPE) and v, `[kv_heads, n, head_dim]`. indexer: whether they are the
+        keys of its indexer, `[1, n, dim]`, and v has no numbers.
 
-        start: the position the caller believes the first of them has. Raises LayerError, ShapeError, DtypeError,
+        start: the position the caller believes the first of them has; in a layer with a window it may lie behind the next one, if
+        no later query sees the tokens between. Raises LayerError, ShapeError, DtypeError,
         NonFiniteError, PositionError, CapacityError or SessionClosed.
         """
         with self.turns:
-            state = self.layer(layer)
-            validate.keys_values(self.spec, k, v)
-            validate.start(start, state.run.tokens, layer)
-            self.append(state, k, v)
+            state = self.own_layer(layer, indexer=indexer)
+            n = validate.keys_values(state.shape, k, v)
+            self.append(state, k, v, validate.skipped(state.shape, start, state.run.tokens, n, layer))
 
     def attention(self, layer: int, q: Array, options: QueryOptions = NO_OPTIONS) -> Array:
         """Attention of one layer's last n tokens over everything before and including each; q and the result are
@@ -145,6 +150,12 @@ class SessionState:
             out: Array | None = self.step(layer, q, k, v, options, start)
             return steps.plan([self], layer, [q], [k], [v], options, [start])[0] if out is None else out
 
+    def attend_selected(
+        self, layer: int, q: Array, kv: KeysValues | None, asked: tuple[Float32, Float32], start: int | None = None
+    ) -> Array:
+        """See `kvdb.session.selected.attend`."""
+        return selected.attend(self, layer, q, kv, asked, start)
+
     def step(self, layer: int, q: Any, k: Any, v: Any, options: QueryOptions, start: int | None) -> Any | None:
         """`attend` of one token by the layer's runner alone; arrays are numpy's or torch's, where the session's tokens lie, and
         the answer is as q. None where more is needed, an argument is wrong, or the session is closed; then nothing was done."""
@@ -159,7 +170,7 @@ class SessionState:
 
     def last_kernel(self, layer: int) -> tuple[float, int]:
         """How many seconds the kernels of the last `attend` of a layer took, and how many threads a native one uses."""
-        ns, threads = self._layers[layer].runner.last_kernel()
+        ns, threads = self._layers[validate.place(self.spec, layer)].runner.last_kernel()
         return ns / 1e9, threads
 
     def plan_recompute(self, seconds: float | None = None, floor: float = DEFAULT_RATIO, ratio: float | None = None) -> Choice:
@@ -181,7 +192,7 @@ class SessionState:
         """
         with self.turns:
             state = self.layer(layer)
-            n = validate.keys_values(self.spec, k, v)
+            n = validate.keys_values(state.shape, k, v)
             validate.positions(positions, n, self.start, layer)
             self._recomputing.overlay(state, positions, k, v)
 
@@ -209,9 +220,31 @@ class SessionState:
         """
         with self.turns:
             state = self.layer(layer)
-            n = validate.keys_values(self.spec, k, v)
+            n = validate.keys_values(state.shape, k, v)
             validate.positions(positions, n, self.start, layer)
             return self._recomputing.measure_deviation(state, positions, k, v, score)
+
+    def state(self, layer: int, position: int | None = None) -> Mapping[str, Array]:
+        """The state of a layer at a position, None for behind all tokens; see `SessionStates.get`. Raises SessionClosed too."""
+        with self.turns:
+            self._check_open()
+            return self.states.get(layer, self._held() if position is None else position)
+
+    def put_state(self, layer: int, arrays: Mapping[str, Array], position: int | None = None) -> None:
+        """Keep the state of a layer at a position, None for behind all tokens; see `SessionStates.put`. Raises PositionError and
+        SessionClosed too."""
+        with self.turns:
+            self._check_open()
+            validate.state(self.spec, layer, arrays)
+            held = self._held()
+            self.states.put(layer, arrays, validate.state_position(held if position is None else position, held))
+
+    def put_sinks(self, layer: int, sinks: Float32) -> None:
+        """The logits of a layer's sinks, float32 `[q_heads]`, for its queries from now on. Raises LayerError, InvalidArgument for
+        a layer without sinks, ShapeError, DtypeError, NonFiniteError or SessionClosed."""
+        with self.turns:
+            state = self.layer(layer)
+            state.set_sinks(validate.sinks(state.shape, layer, sinks))
 
     def truncate(self, tokens: int) -> None:
         """Keep the first `tokens` tokens of every layer, and forget those behind; a layer that holds fewer stays as it is.
@@ -224,50 +257,59 @@ class SessionState:
             self._stop()
             longest = max(layer.run.tokens for layer in self._layers)
             validate.held("tokens", tokens, longest, "as many as the session holds")
+            for layer in self._layers:
+                layer.check_truncated(tokens)
             if tokens < self.start:
                 self.cut(tokens)
             if self.shared is not None:
                 self.shared.forget()
             for layer in self._layers:
                 layer.truncate(max(0, layer.run.tokens - tokens))
+            self.states.truncate(tokens)
             self.tokens = self.tokens[:tokens]
 
     def read(
-        self, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+        self,
+        layers: Sequence[int],
+        start: int,
+        stop: int | None = None,
+        out: Sequence[KeysValues] | None = None,
+        *,
+        indexer: bool = False,
     ) -> list[KeysValues]:
         """The KV of tokens [start, stop) of some layers, in their order, as attention sees it: keys at these positions, and
         recomputed tokens in place of stored ones. stop: None for all tokens that every layer holds.
 
-        out: what to write into and return, None for new arrays. Raises LayerError, ShapeError, DtypeError, InvalidArgument or
-        SessionClosed, and PositionError for tokens that are not there.
+        out: what to write into and return, None for new arrays. indexer: whether the keys of the layers' indexers are read.
+        Raises LayerError, ShapeError, DtypeError, InvalidArgument or SessionClosed, and PositionError for tokens that are not
+        there.
         """
         with self.turns:
-            end = self.check_read(layers, start, stop)
-            pairs = [] if out is None else list(out)
-            for k, v in pairs:
-                validate.buffers(self.spec, k, v, end - start)
-            shape = self.spec.kv_heads, end - start, self.spec.head_dim
-            for i, number in enumerate(layers):
+            end = self.check_read(layers, start, stop, indexer=indexer)
+            asked = [self.layer(number, indexer=indexer) for number in layers]
+            pairs = [layer.shape.empty(end - start) for layer in asked] if out is None else list(out)
+            for layer, (k, v) in zip(asked, pairs, strict=True):
+                validate.buffers(layer.shape, k, v, end - start)
+            for layer, pair in zip(asked, pairs, strict=True):
                 deadlines.check()
-                if out is None:
-                    pairs.append((np.empty(shape, self.spec.numpy_dtype), np.empty(shape, self.spec.numpy_dtype)))
-                layer = self.layer(number)
                 with pinned(layer.pages):
-                    read_tokens(self.snapshot, number, layer.tail, start, *pairs[i])
+                    read_tokens(self.snapshot, layer.number, layer.tail, start, *pair)
             return pairs
 
-    def check_read(self, layers: Sequence[int], start: int, stop: int | None = None) -> int:
+    def check_read(self, layers: Sequence[int], start: int, stop: int | None = None, *, indexer: bool = False) -> int:
         """The token at which `read` of these layers would stop. Raises LayerError, PositionError or SessionClosed."""
         with self.turns:
             self._stop()
-            for number in layers:
-                validate.layer(self.spec, number)
-            asked = self._layers if stop is None else [self._layers[number] for number in layers] or self._layers
+            places = [validate.place(self.spec, number, indexer=indexer) for number in layers]
+            asked = self._layers if stop is None else [self._layers[place] for place in places] or self._layers
             held = min(layer.run.tokens for layer in asked)
             end = held if stop is None else validate.held("stop", stop, held, "as many tokens as the layers hold")
             validate.held("start", start, end, "where the tokens end that are read")
-            for number in layers:
-                missing = self._layers[number].missing()
+            for number, place in zip(layers, places, strict=True):
+                if start < end and start < (first := self._layers[place].held_from):
+                    raise PositionError(f"layer {number} holds tokens from {first} on, which its window sees; read from there on")
+            for number, place in zip(layers, places, strict=True):
+                missing = self._layers[place].missing()
                 if len(missing[(missing >= start) & (missing < end)]):
                     raise PositionError(f"tokens of layer {number} hold nothing yet; hand in their KV with overlay first")
             return end
@@ -276,9 +318,16 @@ class SessionState:
         """Another session over the same tokens. Nothing is copied until one of the two writes."""
         with self.turns:
             self._stop()
+            states = self.states.share(self.services.budget, self.views)
             snapshot, tails = self.snapshot.share(), [tail.share() for tail in self.tails]
             terms = replace(self.terms, salt=self.salt)
-            return SessionState(self.services, self.spec, snapshot, tails, self.tokens, terms)
+            with ExitStack() as undo:
+                undo.callback(states.release)
+                twin = SessionState(self.services, self.spec, snapshot, tails, self.tokens, terms, states)
+                undo.pop_all()
+            for own, other in zip(self._layers, twin._layers, strict=True):
+                other.set_sinks(own.sinks)
+            return twin
 
     def store(
         self, name: str, tokens: Tokens | None = None, *, chunk: bool = False, retention: Retention = DEFAULT_RETENTION
@@ -303,18 +352,20 @@ class SessionState:
             state = self.layer(layer)
             asked = state.resolve(options)
             reads = state.page_reads
-            plan = analyze_plan(state, self.spec, asked) if analyze else state.planner.plan(asked)
+            plan = analyze_plan(state, state.shape, asked) if analyze else state.planner.plan(asked)
             state.page_reads = reads  # the analysis had everything in memory
-            notes = self._recomputing.notes(layer) + paging_notes(state.pages, reads) + state.audits.notes()
-            return replace(plan, notes=notes)
+            notes = self._recomputing.notes(state.number) + paging_notes(state.pages, reads) + state.audits.notes()
+            return replace(plan, notes=notes + selected.notes(state, self.spec.all_layers[layer], analyze=analyze))
 
     def set_last_queries(self, queries_by_layer: Mapping[int, Float32]) -> None:
-        """Treat the last of these queries, float32 `[q_heads, m, head_dim]` by layer, as the session's last query."""
+        """Treat the last of these queries, float32 `[q_heads, m, head_dim]` by their place in `ModelSpec.kept`, as the session's
+        last query."""
         for number, queries in queries_by_layer.items():
             self._layers[number].query_samples.last = queries[:, -1:].astype(self.spec.numpy_dtype)
 
     def query_samples(self) -> dict[int, Float32]:
-        """A sample of the queries of each layer that had queries, float32 `[q_heads, m, head_dim]`."""
+        """A sample of the queries of each layer that had queries, float32 `[q_heads, m, head_dim]`, by its place in
+        `ModelSpec.kept`."""
         kept = ((number, layer.query_samples.all()) for number, layer in enumerate(self._layers))
         return {number: queries for number, queries in kept if queries is not None}
 
@@ -335,7 +386,7 @@ class SessionState:
 
     @property
     def tails(self) -> list[BlockTable]:
-        """The tails, one for each layer; the session owns them."""
+        """The tails, one for each entry of `ModelSpec.kept`; the session owns them."""
         return [layer.tail for layer in self._layers]
 
     @property
@@ -358,28 +409,34 @@ class SessionState:
         """The layout of the positions before the tail."""
         return self.snapshot.layout.placed
 
-    def layer(self, number: int) -> Layer:
-        """One layer, once it is in main memory. The caller holds `turns`. Raises LayerError, SessionClosed, IntegrityError or
-        Unavailable."""
+    def layer(self, number: int, *, indexer: bool = False) -> Layer:
+        """One layer, or its indexer, once it is in main memory. The caller holds `turns`. Raises LayerError, SessionClosed,
+        IntegrityError or Unavailable."""
         self._check_open()
-        validate.layer(self.spec, number)
-        return self._layers[number].ready()
+        return self._layers[validate.place(self.spec, number, indexer=indexer)].ready()
+
+    def own_layer(self, number: int, *, indexer: bool = False) -> Layer:
+        """`layer`, of one that keeps keys and values itself. Raises LayerError for any other, and what `layer` raises."""
+        validate.own_place(self.spec, number, indexer=indexer)
+        return self.layer(number, indexer=indexer)
 
     def runner(self, layer: int) -> StepRunner | None:
         """The runner of one layer, None for a number that no layer has, and while something else is due first. The caller holds
         `turns`."""
-        if self.due or type(layer) is not int or not 0 <= layer < len(self._layers):
+        if self.due or type(layer) is not int or not 0 <= layer < len(self._own):
             return None
-        own = self._layers[layer]
+        own = self._own[layer]
+        if own is None:
+            return None
         if own.runner.halted:
             own.resume()
         return own.runner
 
-    def append(self, layer: Layer, k: Array, v: Array) -> None:
-        """Append keys and values, which were checked before, to a layer. The caller holds `turns`. Raises NonFiniteError or
-        CapacityError."""
+    def append(self, layer: Layer, k: Array, v: Array, gap: int = 0) -> None:
+        """Append keys and values, which were checked before, to a layer; gap: see `Layer.append`. The caller holds `turns`.
+        Raises NonFiniteError or CapacityError."""
         self._recomputing.forget()  # recomputing ends where appending begins
-        layer.append(k, v)
+        layer.append(k, v, gap)
 
     def ids(self, tokens: Tokens | None) -> Tokens:
         """The ids of all its tokens; `tokens`, if given, are all of them. Raises PositionError or InvalidArgument."""
@@ -436,6 +493,7 @@ class SessionState:
                 asked = {number: one for number, one in closed.items() if one is not None}
                 self.services.prover.add(self.services, EndedSession(self.spec, self.views, self.terms, asked))
                 self._recomputing.forget()
+                self.states.release()
                 if self.shared is not None:
                     self.shared.close()
                 left = self.services.space.let_go(self)
@@ -476,6 +534,7 @@ class SessionState:
         for layer in self._layers:
             layer.rebase(snapshot)
         self._recomputing = Recomputing(self.spec, snapshot)
+        self.states.rebase(snapshot.views)
         _count_open(snapshot.views, 1)
         self._hold()
         _let_go(before)
@@ -484,6 +543,12 @@ class SessionState:
         """Have space laid out for what a session on a prefix stands on."""
         if self.snapshot.overlay is None:
             self.services.space.hold(self)
+
+    def _held(self) -> int:
+        """How many tokens every layer holds."""
+        for layer in self._layers:
+            layer.collect()
+        return min(layer.run.tokens for layer in self._layers)
 
     def _stop(self) -> None:
         """Stop the runners, and wait for audits under way, which read what all layers hold. Raises SessionClosed, and

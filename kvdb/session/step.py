@@ -97,12 +97,13 @@ def plan(
     """`answer` by a plan of each session, by which its runner goes on. q, k, v, the result: the arrays of each session. The
     caller holds the turns."""
     rows = _rows(sessions, layer, options)
-    for i, (session, state, _) in enumerate(rows):
+    for i, (_, state, _) in enumerate(rows):
         with _numbered(i, rows):
             n = state.check_queries(q[i])
-            validate.same_tokens(n, validate.keys_values(session.spec, k[i], v[i]))
-            validate.start(starts[i], state.run.tokens, layer)
+            validate.same_tokens(n, validate.keys_values(state.shape, k[i], v[i]))
+            validate.start_of(starts[i], state.run.tokens, layer)
             state.check_no_gaps()
+            state.check_window(n, new=True)
     if not n:
         return [np.empty_like(one) for one in q]
     with _appended(rows, k, v):
@@ -190,7 +191,7 @@ def _answered_exactly(rows: Sequence[SessionRow], prepared: Sequence[Prepared], 
     sharing = sharing_of([rows[i].session.snapshot.views for i in exact], _is_long)
     if not sharing.groups:
         return {}
-    layout, scale = rows[0].layer.tail.layout, rows[0].session.spec.softmax_scale
+    layout, scale = rows[0].layer.tail.layout, rows[0].layer.shape.softmax_scale
     with pinned([page for i in exact for page in rows[i].layer.pages]):
         runs = [rows[i].layer.run for i in exact]
         answers, spent = exact_together(layout, runs, sharing, np.stack([q[i][:, 0] for i in exact]), scale)

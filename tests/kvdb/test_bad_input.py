@@ -216,7 +216,7 @@ BAD_SPECS = {
     "heads in all": ("262144 in all", {"layers": 1024, "q_heads": 4096}),
     "groups": ("multiple of kv_heads", {"q_heads": 3}),
     "odd head_dim": ("multiple of 8", {"head_dim": 12}),
-    "large head_dim": ("up to 256|to 256", {"head_dim": 264}),
+    "large head_dim": ("up to 640|to 640", {"head_dim": 648}),
     "dtype": ("dtype", {"dtype": "int8"}),
     "dtype of another type": ("dtype", {"dtype": ["float32"]}),
     "scale": ("positive number", {"scale": -1.0}),

@@ -11,12 +11,16 @@ import kvdb
 ROOT = Path(__file__).parents[2]
 
 API = """
+Attention(q_heads, kv_heads, key_dim, value_dim=None, rope=None, scale=None, window=None, sinks=False, values='own', indexer=None)
+Attention.width_of_values
+Attention.plain
+Attention.text
 Choice(ratio, tier, load_seconds, recompute_seconds, seconds, hidden, floor, by_caller, reason)
 Choice.to_dict()
 Choice.from_dict(values)
 Client(transport)
 Client.last_timings
-Client.import_context(spec, tokens, kv, *, name, queries=None, salt='', timeout=None, **retention)
+Client.import_context(spec, tokens, kv, *, name, queries=None, states=None, salt='', timeout=None, **retention)
 Client.import_chunk(spec, tokens, kv, *, name, base=0, queries=None, salt='', timeout=None, **retention)
 Client.create_session(spec, tokens=None, *, parts=None, error_max=None, salt='', share=False, label='', expected_tokens=None, timeout=None)
 Client.name_chunk(spec, tokens, *, name, salt='', timeout=None, **retention)
@@ -69,14 +73,26 @@ Dipr.beta(scale)
 Exact()
 Hints(index=None, rules_off=(), memory_budget=None)
 IndexInfo(segment, tokens, kind, layers, layers_total, nbytes, state='ready', progress=1.0, seconds=0.0, seconds_expected=0.0, error='')
+Indexer(heads, dim, top)
 KvdbError
-ModelSpec(name, layers, q_heads, kv_heads, head_dim, dtype='bfloat16', rope=None, fingerprint='', scale=None)
+ModelSpec(name, layers, q_heads=None, kv_heads=None, head_dim=None, dtype='bfloat16', rope=None, fingerprint='', scale=None)
+ModelSpec.uniform
+ModelSpec.all_layers
+ModelSpec.groups
+ModelSpec.kept
+ModelSpec.places
+ModelSpec.attending
+ModelSpec.has_states
+ModelSpec.indexer_places
+ModelSpec.shape(place)
 ModelSpec.softmax_scale
 ModelSpec.numpy_dtype
 ModelSpec.token_nbytes
+ModelSpec.tokens_nbytes
 ModelSpec.digest
 ModelSpec.to_dict()
 ModelSpec.from_dict(values)
+ModelSpec.shapes
 Placed(begin, end, kind)
 Placed.tokens
 Plan(layer, retrieval, retrieval_given, accesses, estimate, tokens_min, tokens_end, wishes=(), notes=(), actual=None, outcome=None, settled=False)
@@ -97,6 +113,7 @@ Recompute.of(given)
 Recompute.share
 Rope(theta=10000.0, rotary_dims=None, layout='half', scaling=())
 SegmentStatistics(segment, tokens, queries, retrieved, dense, sharpness, window_hits, audits, error)
+SegmentStatistics.at(places)
 Session(transport, timeout=None)
 Session.spec
 Session.reused
@@ -105,11 +122,17 @@ Session.error_max
 Session.tokens
 Session.layout
 Session.update(layer, k, v, *, start=None, timeout=None)
+Session.update_indexer(layer, keys, *, start=None, timeout=None)
+Session.read_indexer(layer, start=0, stop=None, *, timeout=None)
+Session.state(layer, position=None, *, timeout=None)
+Session.put_state(layer, arrays, position=None, *, timeout=None)
+Session.put_sinks(layer, sinks, *, timeout=None)
 Session.plan_recompute(*, seconds=None, floor=0.15, ratio=None, timeout=None)
 Session.overlay(layer, positions, k, v, *, timeout=None)
 Session.deviation(layer, positions, k, v, *, score=None, timeout=None)
 Session.attention(layer, q, *, positions=None, timeout=None, options=None, **keywords)
 Session.attend(layer, q, k, v, *, start=None, timeout=None, options=None, **keywords)
+Session.attend_selected(layer, q, k, v, index_q, index_weights, *, start=None, timeout=None)
 Session.truncate(tokens, *, timeout=None)
 Session.read(layers, start=0, stop=None, *, out=None, timeout=None)
 Session.fork(*, timeout=None)
@@ -118,6 +141,11 @@ Session.explain(layer, *, analyze=False, timeout=None, options=None, **keywords)
 Session.stats(*, timeout=None)
 Session.close()
 SessionStats(tokens, reused, tail_tokens, tail_nbytes, queries, tokens_scanned, tokens_retrieved, bytes_read, kernel_seconds, missed_mass, missed_mass_bound, missed_mass_bound_max, rules=<factory>, error_audits=0, error_median=0.0, error_p95=0.0, error_max_seen=0.0, ways=<factory>)
+Shares(layer)
+Shares.text
+State(arrays)
+State.by_name
+State.text
 TierStats(name, blocks_used, blocks_total, block_nbytes, nbytes, huge, pinned_nbytes=0)
 Timeouts(lookup=10.0, attend=30.0, progress=30.0, store=300.0, maintain=3600.0)
 Timeouts.of(given)

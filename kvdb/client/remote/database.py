@@ -172,14 +172,21 @@ class RemoteDatabase:
         return np.concatenate(pieces)
 
     def read(
-        self, name: str, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+        self,
+        name: str,
+        layers: Sequence[int],
+        start: int,
+        stop: int | None = None,
+        out: Sequence[KeysValues] | None = None,
+        *,
+        indexer: bool = False,
     ) -> list[KeysValues]:
         """KV of a context; see `kvdb.database.Database.read`, whose errors it raises."""
         info = self.get(name)
         for number in layers:
-            validate.layer(info.spec, number)
+            validate.place(info.spec, number, indexer=indexer)
         end = info.tokens if stop is None else stop
-        request = pb.ReadContextRequest(context=name, layers=layers, start=start, stop=end)
+        request = pb.ReadContextRequest(context=name, layers=layers, start=start, stop=end, indexer=indexer)
         return read(self._connected(), info.spec, request, out)
 
     def statistics(self, name: str) -> ContextStatistics:

@@ -1,5 +1,7 @@
 """An import on a server: one streaming call. Unless it ends with a commit, nothing is stored."""
 
+from collections.abc import Mapping
+
 import kvdb.forks as forks
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
@@ -30,25 +32,38 @@ class RemoteImport:
         forks.stays_behind(self, *forks.IMPORT)
         self.start: int = self._exchange(pb.ImportRequest(begin=begin)).begun.start
 
-    def write(self, layer: int, k: Array, v: Array) -> None:
-        """Send the next tokens of one layer, `[kv_heads, n, head_dim]`, cut along tokens. Raises what the server raised."""
+    def write(self, layer: int, k: Array, v: Array, *, indexer: bool = False, start: int | None = None) -> None:
+        """Send the next tokens of one layer, cut along tokens; see `kvdb.ingest.import_writer.ImportWriter.write`. Raises what
+        the server raised."""
         self._check_open()
-        validate.layer(self.spec, layer)
-        validate.keys_values(self.spec, k, v)
-        tokens = max(1, min(CHUNK_BYTES, self._connection.payload_bytes_max) // self.spec.token_nbytes)
-        self._connection.check_size("one token of a layer", self.spec.token_nbytes)
+        shape = self.spec.shape(validate.own_place(self.spec, layer, indexer=indexer))
+        validate.keys_values(shape, k, v)
+        tokens = max(1, min(CHUNK_BYTES, self._connection.payload_bytes_max) // shape.token_nbytes)
+        self._connection.check_size("one token of a layer", shape.token_nbytes)
         for at in range(0, k.shape[1], tokens):
             piece = slice(at, at + tokens)
-            self._stream.send(kv_chunk.serialize(Chunk(int(layer), k[:, piece], v[:, piece])))
+            first = None if start is None else start + at
+            self._stream.send(kv_chunk.serialize(Chunk(int(layer), k[:, piece], v[:, piece], indexer, first)))
+
+    def put_state(self, layer: int, arrays: Mapping[str, Array], position: int | None = None) -> None:
+        """Send the state of one layer; see `kvdb.ingest.import_writer.ImportWriter.put_state`. Raises what the server raised, and
+        MessageTooLarge."""
+        self._check_open()
+        given = validate.state(self.spec, layer, arrays)
+        state = pb.LayerState(layer=int(layer), arrays=codec.to_arrays(given), position=position)
+        self._send(f"the state of layer {layer}", pb.ImportRequest(state=state))
 
     def sample(self, layer: int, q: Array) -> None:
         """Send queries of one layer, `[q_heads, m, head_dim]`. Raises what the server raised, and MessageTooLarge."""
         self._check_open()
-        validate.layer(self.spec, layer)
-        validate.queries(self.spec, q)
-        self._connection.check_stream_size(f"the sample of layer {layer}'s queries", q.nbytes)
-        request = pb.ImportRequest(sample=pb.ImportSample(layer=int(layer), q=codec.to_array(q)))
+        validate.queries(self.spec.shape(validate.place(self.spec, layer)), q)
+        sample = pb.ImportSample(layer=int(layer), q=codec.to_array(q))
+        self._send(f"the sample of layer {layer}'s queries", pb.ImportRequest(sample=sample))
+
+    def _send(self, what: str, request: pb.ImportRequest) -> None:
+        """Send a step of any size, in several messages where it takes them. Raises MessageTooLarge."""
         data = kv_chunk.serialize(request)
+        self._connection.check_stream_size(what, len(data))
         if len(data) <= self._connection.message_bytes_max:
             self._stream.send(data)
             return

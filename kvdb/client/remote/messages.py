@@ -64,9 +64,9 @@ def attention_together(ids: Sequence[str], layer: int, q: Array, options: QueryO
 
 
 def put_update(request: pb.UpdateRequest, session: str, layer: int, arrays: Sequence[Array], start: int | None) -> None:
-    """arrays: k and v."""
+    """arrays: k and v, or an indexer's keys."""
     _put_session(request, session, layer, start)
-    for message, array in zip((request.k, request.v), arrays, strict=True):
+    for message, array in zip((request.k, request.v), arrays, strict=False):
         codec.put_array(message, array)
 
 

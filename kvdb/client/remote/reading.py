@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import grpc
-import numpy as np
 
 import kvdb.validate as validate
 from kvdb.client.remote.connection import Connection
@@ -28,14 +27,15 @@ def read(
     anything else than was asked for."""
     n, layers = max(0, request.stop - request.start), list(request.layers)
     pairs = None if out is None else list(out)
-    for k, v in pairs or ():
-        validate.buffers(spec, k, v, n)
+    shapes = [spec.shape(validate.place(spec, layer, indexer=request.indexer)) for layer in layers]
+    for shape, (k, v) in zip(shapes, pairs or (), strict=pairs is not None):
+        validate.buffers(shape, k, v, n)
     received = 0
     with connection.errors_raised(), ExitStack() as ended:
         replies = connection.replies(METHOD, request)
         ended.callback(replies.cancel)
         for chunk in map(kv_chunk.deserialize, _in_time(connection, replies)):
-            pairs = _new(spec, n, len(layers)) if pairs is None else pairs
+            pairs = [shape.empty(n) for shape in shapes] if pairs is None else pairs
             number, at = divmod(received, max(n, 1))
             if not isinstance(chunk, Chunk) or [chunk.layer] != layers[number : number + 1] or chunk.k.shape[1] > n - at:
                 break
@@ -44,7 +44,7 @@ def read(
             received += k.shape[1]
     if received != n * len(layers):
         raise Unavailable(f"the server at {connection.target} sent {received} tokens; expected {n} of {len(layers)} layers")
-    return _new(spec, n, len(layers)) if pairs is None else pairs
+    return [shape.empty(n) for shape in shapes] if pairs is None else pairs
 
 
 class _Reading:
@@ -73,8 +73,3 @@ def _in_time(connection: Connection, replies: Any) -> Iterator[bytes]:
         if reading.expired:
             raise too_late(connection.target) from None
         raise
-
-
-def _new(spec: ModelSpec, n: int, layers: int) -> list[KeysValues]:
-    shape = spec.kv_heads, n, spec.head_dim
-    return [(np.empty(shape, spec.numpy_dtype), np.empty(shape, spec.numpy_dtype)) for _ in range(layers)]

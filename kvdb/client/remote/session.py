@@ -1,6 +1,6 @@
 """A session on a server."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +27,7 @@ from kvdb.types import (
     ContextInfo,
     Float32,
     KeysValues,
+    LayerShape,
     ModelSpec,
     Placed,
     Positions,
@@ -39,6 +40,7 @@ from query_optimizer.query_options import QueryOptions
 
 STATS_SECONDS = 2.0
 """How long a call that failed waits to learn whether its session is still there."""
+# size: one noun, a session on a server and its calls
 
 
 class RemoteSession:
@@ -80,15 +82,16 @@ class RemoteSession:
         """Where it is open, for people."""
         return f"on {self.connection.target}"
 
-    def update(self, layer: int, k: Array, v: Array, start: int | None = None) -> None:
+    def update(self, layer: int, k: Array, v: Array, start: int | None = None, *, indexer: bool = False) -> None:
         """Append the KV of n tokens to one layer; see `kvdb.session.state.SessionState.update`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
-            if self.shared.update(self.id, layer, k, v, start) is not None:
+            if not indexer and self.shared.update(self.id, layer, k, v, start) is not None:
                 return
-            for piece, first in self._pieces(start, k, v):
+            for piece, first in self._pieces(layer, start, k, v, indexer=indexer):
                 request = pb.DecodeRequest()
-                messages.put_update(request.update, self.id, layer, piece, first)
+                messages.put_update(request.update, self.id, layer, piece[:1] if indexer else piece, first)
+                request.update.indexer = indexer
                 self._decode(request)
 
     def attention(self, layer: int, q: Array, options: QueryOptions) -> Array:
@@ -112,7 +115,7 @@ class RemoteSession:
             if (out := self.shared.attend(self.id, layer, q, k, v, options, start)) is not None:
                 return out
             outs = []
-            for piece, first in self._pieces(start, q, k, v):
+            for piece, first in self._pieces(layer, start, q, k, v):
                 request = pb.DecodeRequest()
                 messages.put_attend(request.attend, self.id, layer, piece, options, first)
                 outs.append(writable(self._decode(request)))
@@ -125,11 +128,23 @@ class RemoteSession:
             self.check_layer(layer)
             return self.shared.step(self.id, layer, q, k, v, options, start)
 
+    def attend_selected(
+        self, layer: int, q: Array, kv: KeysValues | None, asked: tuple[Float32, Float32], start: int | None = None
+    ) -> Array:
+        """Attend the tokens that the model selects; see `kvdb.session.selected.attend`, whose errors it raises, and
+        MessageTooLarge."""
+        with self._lock:
+            self.check_layer(layer)
+            nbytes = sum(array.nbytes for array in (q, *(kv or ()), *asked))
+            self.connection.check_size("the call", nbytes)
+            out: Array = self._ask("attend_selected", layer, q, kv, asked, messages.checked_start(start))
+            return out
+
     def overlay(self, layer: int, positions: Positions, k: Array, v: Array) -> None:
         """Overlay tokens before the tail; see `kvdb.session.state.SessionState.overlay`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
-            validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)
+            validate.positions(positions, validate.keys_values(self._shape(layer), k, v), self.start, layer)
             for request in self._placed_requests("overlay", layer, positions, k=k, v=v):
                 self._decode(request)
 
@@ -137,7 +152,7 @@ class RemoteSession:
         """Attention of tokens before the tail; see `kvdb.session.state.SessionState.attention_at`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
-            validate.positions(positions, validate.queries(self.spec, q), self.start, layer)
+            validate.positions(positions, validate.queries(self._shape(layer), q), self.start, layer)
             requests = self._placed_requests("attention_at", layer, positions, q=q)
             return joined([writable(self._decode(request)) for request in requests])
 
@@ -145,7 +160,7 @@ class RemoteSession:
         """How far fresh KV is from stored KV; see `kvdb.session.state.SessionState.deviation`, whose errors it raises."""
         with self._lock:
             self.check_layer(layer)
-            validate.positions(positions, validate.keys_values(self.spec, k, v), self.start, layer)
+            validate.positions(positions, validate.keys_values(self._shape(layer), k, v), self.start, layer)
             outs = []
             for request in self._placed_requests("deviation", layer, positions, k=k, v=v):
                 request.deviation.score = "" if score is None else score_name(score)
@@ -165,17 +180,37 @@ class RemoteSession:
         self.start, self.reused, self.tokens = reply.start, reply.reused, self.tokens[:tokens]
         self.layout = tuple(map(codec.from_placed, reply.layout))
 
+    def state(self, layer: int, position: int | None = None) -> Mapping[str, Array]:
+        """The state of a layer; see `kvdb.session.state.SessionState.state`, whose errors it raises."""
+        arrays: Mapping[str, Array] = self._ask("state", layer, position)
+        return arrays
+
+    def put_state(self, layer: int, arrays: Mapping[str, Array], position: int | None = None) -> None:
+        """Keep the state of a layer; see `kvdb.session.state.SessionState.put_state`, whose errors it raises."""
+        given = validate.state(self.spec, layer, arrays)
+        self.connection.check_size(f"the state of layer {layer}", sum(array.nbytes for array in given.values()))
+        self._ask("put_state", layer, given, position)
+
+    def put_sinks(self, layer: int, sinks: Float32) -> None:
+        """The logits of a layer's sinks; see `kvdb.session.state.SessionState.put_sinks`, whose errors it raises."""
+        self._ask("put_sinks", layer, validate.sinks(self._shape(layer), layer, sinks))
+
     def read(
-        self, layers: Sequence[int], start: int, stop: int | None = None, out: Sequence[KeysValues] | None = None
+        self,
+        layers: Sequence[int],
+        start: int,
+        stop: int | None = None,
+        out: Sequence[KeysValues] | None = None,
+        *,
+        indexer: bool = False,
     ) -> list[KeysValues]:
         """KV read back; see `kvdb.session.state.SessionState.read`, whose errors it raises."""
         with self._lock:
             end = self.stats().tokens if stop is None else stop
             for number in layers:
                 self.check_layer(number)
-            return read(
-                self.connection, self.spec, pb.ReadContextRequest(session_id=self.id, layers=layers, start=start, stop=end), out
-            )
+            request = pb.ReadContextRequest(session_id=self.id, layers=layers, start=start, stop=end, indexer=indexer)
+            return read(self.connection, self.spec, request, out)
 
     def fork(self) -> "RemoteSession":
         """Another session over the same tokens. Raises SessionClosed."""
@@ -247,7 +282,13 @@ class RemoteSession:
                 self.stats()  # raises SessionClosed if the server closed the session, which nobody had used for too long
             raise
 
-    def _pieces(self, start: int | None, *arrays: Array) -> Iterator[tuple[tuple[Array, ...], int | None]]:
+    def _shape(self, layer: int, *, indexer: bool = False) -> LayerShape:
+        """The shape of what a layer reads. Raises LayerError."""
+        return self.spec.shape(validate.place(self.spec, layer, indexer=indexer))
+
+    def _pieces(
+        self, layer: int, start: int | None, *arrays: Array, indexer: bool = False
+    ) -> Iterator[tuple[tuple[Array, ...], int | None]]:
         """Pieces of the arrays, `[heads, n, head_dim]` each, that fit into a request, and the position where each starts."""
         first = messages.checked_start(start)
         nbytes = sum(array.nbytes for array in arrays)
@@ -255,9 +296,10 @@ class RemoteSession:
             yield arrays, first
             return
         *queries, k, v = arrays
-        n = validate.keys_values(self.spec, k, v)
+        shape = self._shape(layer, indexer=indexer)
+        n = validate.keys_values(shape, k, v)
         for q in queries:
-            validate.same_tokens(validate.queries(self.spec, q), n)
+            validate.same_tokens(validate.queries(shape, q), n)
         for piece in self._cut(nbytes, n):
             yield tuple(array[:, piece] for array in arrays), None if first is None else first + piece.start
 

@@ -146,6 +146,7 @@ def _model(spec: ModelSpec) -> Json:
         "q_heads": spec.q_heads,
         "kv_heads": spec.kv_heads,
         "head_dim": spec.head_dim,
+        "shapes": "" if spec.uniform else spec.shapes,
         "dtype": spec.dtype,
     }
 

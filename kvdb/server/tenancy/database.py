@@ -69,7 +69,7 @@ class TenantDatabase:
         salt: str = "",
     ) -> TenantImport:
         names = self._names
-        nbytes = max(0, len(tokens) - (base or 0)) * spec.token_nbytes * spec.layers
+        nbytes = max(0, len(tokens) - (base or 0)) * spec.tokens_nbytes
         comes = self._coming(nbytes, retention)
         self.quota.announce(comes, self._held)
         try:
@@ -197,7 +197,7 @@ class TenantDatabase:
         found = [session for session in self._labelled() if session.label == label]
         if not found:
             raise NotFound(f"no open session has the label {label!r}; kvdb explain --session lists those that have one")
-        layers = range(found[-1].spec.layers) if layer is None else [layer]
+        layers = found[-1].spec.attending if layer is None else [layer]
         return [found[-1].explain(number, options, analyze) for number in layers]
 
     def tiers(self) -> list[TierStats]:

@@ -1,5 +1,7 @@
 """An import of a tenant, which is told of under the tenant's own name."""
 
+from collections.abc import Mapping
+
 from kvdb.ingest.import_writer import ImportWriter
 from kvdb.server.tenancy.names import Names
 from kvdb.server.tenancy.quota import Holdings, Quota
@@ -22,9 +24,13 @@ class TenantImport:
     def spec(self) -> ModelSpec:
         return self._writer.spec
 
-    def write(self, layer: int, k: Array, v: Array) -> None:
+    def write(self, layer: int, k: Array, v: Array, *, indexer: bool = False, start: int | None = None) -> None:
         self._quota.pace(k.nbytes + v.nbytes)
-        self._writer.write(layer, k, v)
+        self._writer.write(layer, k, v, indexer=indexer, start=start)
+
+    def put_state(self, layer: int, arrays: Mapping[str, Array], position: int | None = None) -> None:
+        self._quota.pace(sum(array.nbytes for array in arrays.values()))
+        self._writer.put_state(layer, arrays, position)
 
     def sample(self, layer: int, q: Array) -> None:
         self._writer.sample(layer, q)

@@ -108,7 +108,7 @@ def test_names_and_numbers_that_stand_in_stores_stay():
 
 @pytest.mark.parametrize(("name", "bits"), [("", (32, 32)), ("int8", (8, 8)), ("int8-int4", (8, 4)), ("int4", (4, 4))])
 def test_a_block_has_the_bytes_of_its_codes_and_little_more(name, bits):
-    layout = BlockLayout.of(SPEC, 64).in_format(name)
+    layout = BlockLayout.of(SPEC.shape(0), 64).in_format(name)
     codes = layout.kv_heads * layout.block_size * layout.head_dim * sum(bits) // 8
     assert codes <= layout.nbytes <= codes * 1.2
     assert layout.value_nbytes * layout.block_size / layout.nbytes == pytest.approx(bits[1] / sum(bits), rel=0.1)

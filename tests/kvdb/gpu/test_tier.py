@@ -52,7 +52,7 @@ def store(device):
 
 @pytest.mark.parametrize("overwrites", [True, False])
 def test_slots_are_zeros_when_they_are_given_out_again(store, overwrites):
-    tier = store(gpu_bytes_max=1 << 20, overwrite_freed=overwrites).slabs.tier(BlockLayout.of(SPEC, 16))
+    tier = store(gpu_bytes_max=1 << 20, overwrite_freed=overwrites).slabs.tier(BlockLayout.of(SPEC.shape(0), 16))
     kept, freed = tier.allocate(2), tier.allocate(3)
     tier.slab.fill_(7)
     tier.release(freed)
@@ -183,7 +183,7 @@ def test_several_slabs_share_the_budget_where_each_is_told_to_take_less(store, c
 @pytest.mark.parametrize("form", ["float8", "int8"])
 def test_a_quantised_format_makes_more_slots(store, form):
     plain, small = store(gpu_bytes_max=100_000).gpu_tier(WIDE), store(gpu_bytes_max=100_000, gpu_format=form).gpu_tier(WIDE)
-    assert small.layout == SlotLayout.of(BlockLayout.of(WIDE, 16), form)
+    assert small.layout == SlotLayout.of(BlockLayout.of(WIDE.shape(0), 16), form)
     assert small.layout.quantised
     assert small.slots > plain.slots
 

@@ -29,7 +29,7 @@ def layers(name):
     """The same tokens twice, as indexes read them: quantized, and as raw blocks of what the quantized ones hold, in float32."""
     rng = np.random.default_rng(3)
     k, v = rng.standard_normal((2, SPEC.kv_heads, TOKENS, SPEC.head_dim)).astype(ml_dtypes.bfloat16)
-    budget, plain = CpuBudget(None), BlockLayout.of(SPEC, 64)
+    budget, plain = CpuBudget(None), BlockLayout.of(SPEC.shape(0), 64)
     layout = plain.in_format(name)
     table = BlockTable(CpuTier(plain.nbytes, 1 << 20, budget), plain)
     table.append(k, v)

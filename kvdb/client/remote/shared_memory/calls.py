@@ -116,7 +116,7 @@ class SharedCalls:
 
     def _new_step(self, key: tuple[str, int, QueryOptions | None], options: QueryOptions) -> _native.SharedStep | None:
         """The step of these attends, kept; None where no region has room for it."""
-        if key in self._steps:
+        if key in self._steps or not self._spec.uniform:
             return None
         spec, message = self._spec, self._message(CallKind.ATTEND, *key[:2], options)
         dtype, empty = _native.Dtype[spec.dtype], np.empty(0, self._dtype)
@@ -218,6 +218,8 @@ class SharedCalls:
         self, message_nbytes: int, sessions: tuple[int, ...], arrays: tuple[Array | None, Array | None, Array | None]
     ) -> tuple[int, int, int, int] | None:
         """Where q, k, v and the reply go; None where an array is of another form, or where they do not fit into a region."""
+        if not self._spec.uniform:
+            return None
         spec, at, places, tokens = self._spec, aligned(ARENA_AT + message_nbytes), [0, 0, 0], 0
         reply_nbytes = 0
         for i, array in enumerate(arrays):

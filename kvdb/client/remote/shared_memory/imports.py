@@ -1,5 +1,6 @@
 """An import through shared memory: pieces are copied into the region, and the server copies them into blocks meanwhile."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -45,17 +46,18 @@ class SharedImport:
 
     @classmethod
     def open(cls, lanes: SharedLanes, spec: ModelSpec, begin: pb.ImportBegin) -> "SharedImport | None":
-        """None where the import has to go over gRPC. Raises what the server raises."""
+        """None where the import has to go over gRPC, as that of a model whose layers differ has. Raises what the server
+        raises."""
         data = begin.SerializeToString()
-        fits = spec.token_nbytes <= PIECE_BYTES and len(data) + ERROR_ROOM_BYTES + _PLACES_AT < REGION_BYTES
+        fits = spec.uniform and spec.token_nbytes <= PIECE_BYTES and len(data) + ERROR_ROOM_BYTES + _PLACES_AT < REGION_BYTES
         lane = lanes.take() if fits else None
         return None if lane is None else cls(lanes, lane, spec, data)
 
-    def write(self, layer: int, k: Array, v: Array) -> None:
+    def write(self, layer: int, k: Array, v: Array, *, indexer: bool = False, start: int | None = None) -> None:  # noqa: ARG002  # of windows
         """Send the next tokens of one layer, `[kv_heads, n, head_dim]`, cut along tokens. Raises what the server raised."""
         lane = self._open()
-        validate.layer(self.spec, layer)
-        validate.keys_values(self.spec, k, v)
+        shape = self.spec.shape(validate.own_place(self.spec, layer, indexer=indexer))
+        validate.keys_values(shape, k, v)
         tokens = PIECE_BYTES // self.spec.token_nbytes
         for at in range(0, k.shape[1], tokens):
             while lane.waiting >= PLACES:
@@ -65,8 +67,7 @@ class SharedImport:
     def sample(self, layer: int, q: Array) -> None:
         """Send queries of one layer, `[q_heads, m, head_dim]`, in as many pieces as they take. Raises what the server raised."""
         lane = self._open()
-        validate.layer(self.spec, layer)
-        validate.queries(self.spec, q)
+        validate.queries(self.spec.shape(validate.place(self.spec, layer)), q)
         data = pb.ImportSample(layer=int(layer), q=codec.to_array(q)).SerializeToString()
         self._settle(lane)
         for at in range(0, len(data), SAMPLE_PIECE_BYTES):
@@ -74,6 +75,10 @@ class SharedImport:
             lane.region.write(_PLACES_AT, piece)
             left = len(data) - at - len(piece)
             self._ask(lane, CallKind.IMPORT_SAMPLE, len(piece), aligned(_PLACES_AT + len(piece)), left)
+
+    def put_state(self, layer: int, arrays: Mapping[str, Array], position: int | None = None) -> None:  # noqa: ARG002  # of others
+        """Raises LayerError: no layer of such a model keeps a state."""
+        validate.state_layer(self.spec, layer)
 
     def commit(self) -> ContextInfo:
         """Publish the context. Raises what the server raised; then nothing was stored."""

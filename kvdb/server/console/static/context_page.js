@@ -68,7 +68,7 @@ function factList(context) {
     fact("Last used", h("time", { "data-at": context.used, "data-used": true }, ago(context.used))),
     fact("Stored", h("time", { title: date(context.created), "data-at": context.created }, ago(context.created))),
     broad("Model", model.name),
-    broad("Shape", `${model.layers} layers, ${model.q_heads} query heads on ${model.kv_heads} KV heads of ${model.head_dim}, ${model.dtype}`),
+    broad("Shape", model.shapes ? `${model.layers} layers: ${model.shapes}, ${model.dtype}` : `${model.layers} layers, ${model.q_heads} query heads on ${model.kv_heads} KV heads of ${model.head_dim}, ${model.dtype}`),
     context.kind !== "prefix" && fact("Kind", context.kind),
     context.format && broad("Format", `${context.format}; changed keys by ${share(context.key_error)}, values by ${share(context.value_error)}`),
     kept && fact("Kept", kept),

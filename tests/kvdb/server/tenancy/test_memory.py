@@ -30,7 +30,7 @@ def test_blocks_of_a_dropped_context_are_zeros_when_they_are_given_out_again(ove
     kv = make_kv(spec, 200)
     with database(config=Config(storage=StorageConfig(overwrite_freed=overwrites))) as db:
         Client(db).import_context(spec, kv.tokens, kv.pairs(), name="theirs")
-        tier = db._blocks._tier(BlockLayout.of(spec, 64))
+        tier = db._blocks._tier(BlockLayout.of(spec.shape(0), 64))
         used = tier.stats().blocks_used
         db.drop("theirs")
         blocks = tier.allocate(used)
