@@ -94,8 +94,8 @@ class Report:
     computed. generated: new tokens of each returned sequence, padding included. prefill_seconds: the time until every prompt was
     in the database. first_token_seconds: the time from the call to the first new token, None for a call without new tokens.
     seconds: the time of the whole call. explain: the plan of the first row's next query in the last layer that reads more than a
-    window. decode: how much the steps behind the prompts read, None where there were none, or where it is unknown, as with beam
-    search and drafts. blend: how a prompt of parts was blended.
+    window, None for a model that attends itself. decode: how much the steps behind the prompts read, None where there were none,
+    or where it is unknown, as with beam search and drafts. blend: how a prompt of parts was blended.
     """
 
     reused: tuple[int, ...]
@@ -104,7 +104,7 @@ class Report:
     prefill_seconds: float
     first_token_seconds: float | None
     seconds: float
-    explain: kvdb.Plan
+    explain: kvdb.Plan | None
     decode: DecodeStats | None = None
     blend: Blend | None = None
 

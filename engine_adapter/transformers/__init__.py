@@ -6,7 +6,7 @@ with engine_adapter.transformers.attach(model, db) as engine:
 """
 
 from engine_adapter.transformers.attach import attach
+from engine_adapter.transformers.described import spec_of
 from engine_adapter.transformers.engine import TransformersEngine
-from engine_adapter.transformers.spec import spec_of
 
 __all__ = ["TransformersEngine", "attach", "spec_of"]

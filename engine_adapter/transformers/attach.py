@@ -1,108 +1,65 @@
-"""`attach`: a transformers model and a database, for the time of a `with`.
-
-A few tokens go through the model first, because what a layer does between its cache and the attention function is known only when
-it runs; its config does not say it.
-"""
+"""`attach`: a transformers model and a database, for the time of a `with`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 import kvdb
 from engine_adapter.base import check_client
-from engine_adapter.transformers.attention import Attached, register
-from engine_adapter.transformers.cache import SessionBatch, SessionLayer
+from engine_adapter.transformers.answerable import named, refused
+from engine_adapter.transformers.described import kept_model
 from engine_adapter.transformers.engine import TransformersEngine
-from engine_adapter.transformers.spec import spec_of
-from engine_adapter.transformers.support import text_config, windows_of
-from kvdb.errors import InvalidArgument, Unsupported
-from query_optimizer.query_options import NO_OPTIONS
+from engine_adapter.transformers.own.engine import OwnEngine
+from engine_adapter.transformers.spec import fingerprint_of, spec_with
+from kvdb.errors import InvalidArgument
 
 PIECE_TOKENS = 1024
-TRIAL_TOKENS = 2
+STATE_TOKENS = 4096
 
 
 @contextmanager
-def attach(model: PreTrainedModel, db: kvdb.Client, *, piece_tokens: int = PIECE_TOKENS) -> Iterator[TransformersEngine]:
+def attach(
+    model: PreTrainedModel, db: kvdb.Client, *, piece_tokens: int = PIECE_TOKENS, state_tokens: int = STATE_TOKENS
+) -> Iterator[TransformersEngine]:
     """Let the model's KV cache live in the database for the time of the `with`; afterwards the model is as it was before.
 
-    Calls of the model itself go on as before; `engine.generate` is the one that uses the database. piece_tokens: how many prompt
-    tokens go through the model at once. The weights are fingerprinted here, so change them before or after, and two tokens go
-    through the decoder, to see what its layers ask for. Raises Unsupported for a model that kvdb cannot serve, naming the layer
-    or the feature, and InvalidArgument for one that is attached already.
+    Calls of the model itself go on as before; `engine.generate` is the one that uses the database. kvdb answers the attention of
+    a model whose layers ask for what it computes. Any other attends itself, and what its own cache keeps is stored, found and
+    handed back (`engine_adapter.transformers.own`); such are windows with sinks, latents, indexers and recurrent states.
+
+    piece_tokens: how many prompt tokens go through the model at once. state_tokens: `engine.store` keeps the states of a model
+    that has such at multiples of so many tokens, and at the end; a prompt goes on from the last of them that it shares. The
+    weights are fingerprinted here, so change them before or after, and a few tokens go through the decoder, to see what its
+    layers ask for and keep. Raises Unsupported for a model that kvdb can neither answer nor store, naming the layer or the
+    feature, and InvalidArgument for one that is attached already.
     """
-    if piece_tokens < 1:
-        raise InvalidArgument(f"piece_tokens is {piece_tokens}; expected at least 1, such as {PIECE_TOKENS}")
+    for name, value in (("piece_tokens", piece_tokens), ("state_tokens", state_tokens)):
+        if value < 1:
+            raise InvalidArgument(f"{name} is {value}; expected at least 1, such as {PIECE_TOKENS}")
     check_client(db)
-    spec = spec_of(model)
-    config = text_config(model)
-    before = config._attn_implementation
-    name = before if isinstance(before, Attached) else Attached(before)
-    if id(model) in name.models:
-        raise InvalidArgument("the model is attached to a database already; leave that `with` before you attach it to another")
-    engine = TransformersEngine(model, db, spec, piece_tokens)
-    register()
-    name.models.add(id(model))
-    config._attn_implementation_internal = name  # only this config; the public setter also changes the configs inside of it
-    try:
-        check_attention(model, spec)
-        yield engine
-    finally:
-        name.models.discard(id(model))
-        if not name.models:
-            config._attn_implementation_internal = name.before
-
-
-def check_attention(model: PreTrainedModel, spec: kvdb.ModelSpec) -> None:
-    """Raises Unsupported, naming the layer, for an attached model one of whose layers asks for other attention than kvdb
-    computes, or does not ask for any. It takes as long as a step of decoding; no database has part in it."""
-    batch = SessionBatch(spec, [], NO_OPTIONS)
-    layers = [_TrialLayer(number, batch, window) for number, window in enumerate(windows_of(model))]
-    ids = torch.zeros(1, TRIAL_TOKENS, dtype=torch.long, device=model.device)
-    with _evaluating(model), torch.no_grad():
-        model.get_decoder()(input_ids=ids, past_key_values=Cache(layers=list(layers)), use_cache=True)
-    batch.check_answered()
-    for layer in layers:
-        if not layer.length:
-            raise Unsupported(
-                f"layer {layer.number} of {type(model).__name__} does not put its keys into its cache; kvdb works with models "
-                "of which every layer does"
-            )
-
-
-class _TrialLayer(SessionLayer):
-    """A layer over no session, whose answers are zero."""
-
-    def __init__(self, number: int, batch: SessionBatch, window: int | None) -> None:
-        super().__init__(number, batch, 0)
-        self.window = window
-
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float | None) -> torch.Tensor:
-        self._check_asked(k, v, scaling)
-        spec = self.batch.spec
-        heads = {"queries": (q, spec.q_heads), "keys": (k, spec.kv_heads), "values": (v, spec.kv_heads)}
-        for name, (states, expected) in heads.items():
-            if (states.shape[1], states.shape[3]) != (expected, spec.head_dim):
-                raise Unsupported(
-                    f"layer {self.number} has {name} of {states.shape[1]} heads of {states.shape[3]} dimensions; expected "
-                    f"{expected} heads of {spec.head_dim}, as the model's config says, in every layer"
-                )
-        self.batch.waiting = None
-        self.length += k.shape[2]
-        return torch.zeros_like(q).transpose(1, 2).contiguous()
+    if refused(model) is None:
+        with _answered(model, db, piece_tokens) as engine:
+            yield engine
+    else:
+        with _handed_back(model, db, piece_tokens, state_tokens) as own:
+            yield own
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """No part of the model is in training mode for the time of the `with`, so that no dropout draws random numbers."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
+def _answered(model: PreTrainedModel, db: kvdb.Client, piece_tokens: int) -> Iterator[TransformersEngine]:
+    """An engine whose database answers the model's attention."""
+    engine = TransformersEngine(model, db, spec_with(model, fingerprint_of(model)), piece_tokens)
+    with named(model):
+        yield engine
+
+
+@contextmanager
+def _handed_back(model: PreTrainedModel, db: kvdb.Client, piece_tokens: int, state_tokens: int) -> Iterator[OwnEngine]:
+    """An engine whose model attends itself. Raises Unsupported where its cache cannot be stored and handed back."""
+    kept = kept_model(model)
+    engine = OwnEngine(kept, db, kept.spec(fingerprint_of(model)), piece_tokens, state_tokens)
     try:
-        yield
+        yield engine
     finally:
-        for module in training:
-            module.training = True
+        engine.attached = False

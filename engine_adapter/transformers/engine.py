@@ -15,7 +15,7 @@ from engine_adapter.base import Blend, Inspect, Progress, Report
 from engine_adapter.transformers.attention import Attached
 from engine_adapter.transformers.cache import Row, SessionCache
 from engine_adapter.transformers.decode_stats import counters_of, decode_stats
-from engine_adapter.transformers.exchange import checked_cache, exported
+from engine_adapter.transformers.exchange import checked_cache, exported, same_as_held, whole
 from engine_adapter.transformers.held_cache import HeldCache, held_in
 from engine_adapter.transformers.keep import Names, check_free, keep_answers, names_of
 from engine_adapter.transformers.options import answer_tokens, beams_of, check_mode, drafts, settings_of
@@ -141,14 +141,16 @@ class TransformersEngine:
 
         cache: of one row, without padding. input_ids: `[n]` or `[1, n]`, the ids of all tokens that it holds, which are all of a
         generated sequence but its last. retention: as in `kvdb.Client.import_context`. The model computes the first layer
-        again, and all layers of the last few tokens, and compares. Raises IntegrityError where they differ, Unsupported for a
-        layer that has let tokens go because of its window, AlreadyExists, InvalidArgument, ShapeError, SpecMismatch, and what the
-        database raises; nothing is stored then.
+        again, and all layers of the last few tokens, and compares; where a layer has let tokens go because of its window, it
+        computes all of them. Raises IntegrityError where they differ, Unsupported for layers of another kind, AlreadyExists,
+        InvalidArgument, ShapeError, SpecMismatch, and what the database raises; nothing is stored then.
         """
         self._check_ready()
         tokens = as_row(input_ids)
         check_free(self._db, name)
         filled = checked_cache(self._model, self.spec, cache, tokens)
+        if not whole(filled, tokens):
+            return same_as_held(self.store(name=name, input_ids=tokens, **retention), filled)
         return self._db.import_context(self.spec, tokens, ((k[0].cpu(), v[0].cpu()) for k, v in filled), name=name, **retention)
 
     def generate_batch(self, *_given: Any, **_named: Any) -> NoReturn:

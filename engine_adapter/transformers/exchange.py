@@ -11,7 +11,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidi
 
 import kvdb
 from engine_adapter.transformers.held_cache import HeldCache
-from engine_adapter.transformers.support import text_config
+from engine_adapter.transformers.support import text_config, windows_of
 from kvdb.errors import IntegrityError, InvalidArgument, ShapeError, SpecMismatch, Unsupported
 
 Filled = Sequence[tuple[Tensor, Tensor]]
@@ -42,7 +42,8 @@ def exported(model: PreTrainedModel, spec: kvdb.ModelSpec, source: kvdb.Context 
 
 
 def checked_cache(model: PreTrainedModel, spec: kvdb.ModelSpec, cache: Any, tokens: Tensor) -> Filled:
-    """The keys and values of a cache of one row that holds these tokens, int64 `[n]`, as the model computes them. Raises
+    """The keys and values of a cache of one row that holds these tokens, int64 `[n]`, as the model computes them. A layer
+    with a window may have the last ones only; then what the cache holds is not compared yet, see `same_as_held`. Raises
     InvalidArgument, ShapeError, SpecMismatch, Unsupported or IntegrityError for any other."""
     filled = _filled(cache, spec.layers)
     n = cache.get_seq_length()
@@ -51,20 +52,37 @@ def checked_cache(model: PreTrainedModel, spec: kvdb.ModelSpec, cache: Any, toke
             f"the cache holds {n} tokens, input_ids are {len(tokens)}; expected the ids of all that it holds, which are all of a "
             "generated sequence but its last"
         )
-    for number, (k, v) in enumerate(filled):
-        if k.shape[2] < n:
-            raise Unsupported(
-                f"layer {number} keeps the last {k.shape[2]} of {n} tokens, because of its window; what is stored has to be "
-                "whole, so call engine.store"
-            )
-        expected = 1, spec.kv_heads, n, spec.head_dim
+    for number, ((k, v), window) in enumerate(zip(filled, windows_of(model), strict=True)):
+        kept = n if window is None or k.shape[2] == n else min(n, window - 1)
+        expected = 1, spec.kv_heads, kept, spec.head_dim
         for name, states in (("keys", k), ("values", v)):
             if tuple(states.shape) != expected:
                 raise ShapeError(f"the {name} of layer {number} have the shape {tuple(states.shape)}; expected {expected}")
             if states.dtype != model.dtype:
                 raise SpecMismatch(f"the {name} of layer {number} are {states.dtype}; expected the model's {model.dtype}")
-    _check_computed(model, filled, tokens)
+    if whole(filled, tokens):
+        _check_computed(model, filled, tokens)
     return filled
+
+
+def whole(filled: Filled, tokens: Tensor) -> bool:
+    """Whether every layer holds all of these tokens, `[n]`, and none has let some go because of its window."""
+    return all(k.shape[2] == len(tokens) for k, _ in filled)
+
+
+def same_as_held(context: kvdb.Context, filled: Filled) -> kvdb.Context:
+    """The context, if a cache whose layers hold the last of its tokens holds the same. Raises IntegrityError for any other cache,
+    and drops the context."""
+    try:
+        for number, pair in enumerate(filled):
+            held = tuple(states.cpu() for states in pair)
+            stored = tuple(torch.empty_like(states[0]) for states in held)
+            context.read(number, context.tokens - held[0].shape[2], context.tokens, out=stored)
+            _compare(number, held, [states[None] for states in stored])
+    except IntegrityError:
+        context.drop()
+        raise
+    return context
 
 
 def _readable(source: Any) -> tuple[kvdb.Context | kvdb.Session, int]:
@@ -132,10 +150,15 @@ class _FirstLayer(DynamicCache):
 def _compare(number: int, held: Sequence[Tensor], fresh: Sequence[Tensor]) -> None:
     """Raises IntegrityError where keys or values of some tokens of a layer, `[1, kv_heads, n, head_dim]`, differ."""
     for name, one, other in zip(("keys", "values"), held, fresh, strict=True):
-        own, expected = (states[0].float().transpose(0, 1).flatten(1) for states in (one, other))
-        deviation = float(((own - expected).norm(dim=1) / expected.norm(dim=1).clamp_min(1e-9)).max())
-        if not deviation <= DEVIATION_MAX:
-            raise IntegrityError(
-                f"the {name} of layer {number} are not what the model computes of these tokens: they differ by {deviation:.2f} "
-                "of their size; the cache is of another text, model or padding, so call engine.store"
-            )
+        check_close(number, name, one[0].transpose(0, 1), other[0].transpose(0, 1))
+
+
+def check_close(number: int, name: str, held: Tensor, fresh: Tensor) -> None:
+    """Raises IntegrityError where some row of what a layer holds, `[rows, ...]`, is not what the model computes."""
+    own, expected = (states.float().flatten(1) for states in (held, fresh))
+    deviation = float(((own - expected).norm(dim=1) / expected.norm(dim=1).clamp_min(1e-9)).max())
+    if not deviation <= DEVIATION_MAX:
+        raise IntegrityError(
+            f"the {name} of layer {number} are not what the model computes of these tokens: they differ by {deviation:.2f} "
+            "of their size; the cache is of another text, model or padding, so call engine.store"
+        )

@@ -1,4 +1,4 @@
-"""`spec_of`: the spec of a transformers model, which fixes the meaning of its KV cache."""
+"""The spec of a transformers model whose attention kvdb answers, and what tells weights apart."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import kvdb
-from engine_adapter.transformers.support import attention_modules, beside, check_model, head_dim, text_config
+from engine_adapter.transformers.support import attention_modules, beside, head_dim, text_config
 from kvdb.blend.rope import OWN_FREQUENCIES, inverse_frequencies
 from kvdb.errors import Unsupported
 from kvdb.types import DTYPES
@@ -28,16 +28,6 @@ NO_MATTER = frozenset(
     }
 )  # fmt: skip
 """Fields of a config that change neither keys nor values, or that the spec has as fields of its own."""
-
-
-def spec_of(model: PreTrainedModel) -> kvdb.ModelSpec:
-    """The ModelSpec of a causal language model. Raises Unsupported for a model that kvdb cannot serve.
-
-    The name is the kind of model, such as "qwen3": where the weights were loaded from says nothing about them. The fingerprint
-    tells weights apart, see `fingerprint_of`.
-    """
-    check_model(model)
-    return spec_with(model, fingerprint_of(model))
 
 
 def spec_with(model: PreTrainedModel, fingerprint: str) -> kvdb.ModelSpec:

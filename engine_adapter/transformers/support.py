@@ -55,12 +55,34 @@ def beside(module: torch.nn.Module, name: str) -> Any:
     return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
 
 
-def check_model(model: PreTrainedModel) -> None:
-    """Raises Unsupported, naming the layer or the feature, for a model whose attention kvdb does not compute."""
+def check_kept(model: PreTrainedModel) -> None:
+    """Raises Unsupported, naming the feature, for a model of which nothing that is stored could be right for another prompt."""
     if model.config.is_encoder_decoder or getattr(model.config, "add_cross_attention", False):
         raise Unsupported(f"{_name(model)} has cross attention to an encoder; {SERVED}")
     if not model.can_generate():
         raise Unsupported(f"{_name(model)} cannot generate; load the model with its head, as AutoModelForCausalLM does")
+    decoder, config = model.get_decoder(), text_config(model)
+    if not isinstance(decoder, PreTrainedModel):
+        raise Unsupported(f"what {_name(model)} calls its decoder is a {type(decoder).__name__}; expected one that reads tokens")
+    if not getattr(config, "is_causal", True):
+        raise Unsupported(
+            f"{_name(model)} attends to later tokens (is_causal=False), so what it keeps of a text is no beginning of another"
+        )
+    if getattr(config, "use_bidirectional_attention", None) not in {None, False, "vision"}:
+        raise Unsupported(
+            f"{_name(model)} attends to later tokens (use_bidirectional_attention), so what it keeps of a text is no "
+            "beginning of another"
+        )
+    for rope_type in rope_types(config) & set(LENGTH_DEPENDENT_ROPE):
+        raise Unsupported(
+            f"{_name(model)} has RoPE of type {rope_type!r}, whose keys depend on the length of the whole prompt and so cannot "
+            "be stored for another"
+        )
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Raises Unsupported, naming the layer or the feature, for a model whose attention kvdb does not compute."""
+    check_kept(model)
     config = text_config(model)
     _check_alike(model, config)
     _check_config(model, config)
@@ -68,8 +90,7 @@ def check_model(model: PreTrainedModel) -> None:
     if not model._supports_attention_backend or not model._can_set_attn_implementation():
         raise Unsupported(f"{_name(model)} does not call its attention through transformers' AttentionInterface; {SERVED}")
     if not attention_modules(model):
-        decoder = type(model.get_decoder()).__name__
-        raise Unsupported(f"{_name(model)} has no attention layers in what it calls its decoder, a {decoder}; {SERVED}")
+        raise Unsupported(f"{_name(model)} has no attention layers of the usual names in its decoder; {SERVED}")
 
 
 def windows_of(model: PreTrainedModel) -> tuple[int | None, ...]:
@@ -155,15 +176,6 @@ def _check_config(model: PreTrainedModel, config: Any) -> None:
         raise Unsupported(f"{_name(model)} has head_dim {dim}; kvdb serves multiples of 8 up to {HEAD_DIM_MAX}")
     if getattr(config, "attn_logit_softcapping", None) is not None:
         raise Unsupported(f"{_name(model)} has a soft cap on its attention scores ({config.attn_logit_softcapping}); {SERVED}")
-    if not getattr(config, "is_causal", True):
-        raise Unsupported(f"{_name(model)} attends to later tokens (is_causal=False); {SERVED}")
-    if getattr(config, "use_bidirectional_attention", None):
-        raise Unsupported(f"{_name(model)} attends to later tokens (use_bidirectional_attention); {SERVED}")
-    for rope_type in rope_types(config) & set(LENGTH_DEPENDENT_ROPE):
-        raise Unsupported(
-            f"{_name(model)} has RoPE of type {rope_type!r}, whose keys depend on the length of the whole prompt and so cannot "
-            f"be stored for another; {SERVED}"
-        )
 
 
 def _check_layers(model: PreTrainedModel, config: Any) -> None:

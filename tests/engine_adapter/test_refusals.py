@@ -1,5 +1,7 @@
 """What kvdb cannot do is refused by a typed error that names it, and the database stays as it was."""
 
+import re
+
 import pytest
 import torch
 import transformers
@@ -7,9 +9,12 @@ from transformers import DynamicCache
 
 import kvdb
 from engine_adapter.transformers import attach
+from engine_adapter.transformers.answerable import refused
+from engine_adapter.transformers.own.engine import OwnEngine
 from kvdb.config import ServerConfig
 from kvdb.errors import DtypeError, InvalidArgument, NonFiniteError, ShapeError, Unavailable, Unsupported
 from kvdb.server.serve import Server
+from tests.engine_adapter.families import family
 from tests.engine_adapter.tiny import build, prompts
 
 SMALL = {
@@ -22,42 +27,20 @@ SMALL = {
     "pad_token_id": None,
 }
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-GEMMA4 = {
-    "head_dim": 32,
-    "global_head_dim": 64,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": 64,
-    "hidden_size_per_layer_input": 16,
-}
-LATENT = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "kv_lora_rank": 16}
 
 
 @pytest.mark.parametrize(
     ("config", "fields", "named"),
     [
-        (transformers.Llama4TextConfig, {"num_local_experts": 2}, "layer 0 .* chunked_attention"),
         (transformers.Gemma3TextConfig, {"head_dim": 16, "use_bidirectional_attention": True}, "attends to later tokens"),
-        (transformers.Gemma2Config, {"head_dim": 16, "layer_types": ["full_attention"] * 2}, "soft cap .*50"),
-        (
-            transformers.GptOssConfig,
-            {"num_local_experts": 2, "layer_types": ["full_attention"] * 2},
-            "layer 0 .* attention sinks",
-        ),
-        (transformers.DeepseekV3Config, LATENT, "multi-head latent attention"),
-        (transformers.MambaConfig, {}, "layer 0 .*LinearAttentionLayer"),
-        (transformers.BloomConfig, {}, "AttentionInterface"),
-        (transformers.LlamaConfig, {"head_dim": 12}, "head_dim 12"),
+        (transformers.MambaConfig, {}, "layer 0 .*LinearAttentionLayer.* no layer .* keeps tokens"),
+        (transformers.LlamaConfig, {"head_dim": 12}, "layer 0, a DynamicLayer, .*key_dim is 12"),
         (transformers.LlamaConfig, {"rope_parameters": DYNAMIC}, "RoPE of type 'dynamic'"),
-        (transformers.Gemma4TextConfig, GEMMA4, "layer 1 .* has head_dim 64, layer 0 has 32"),
-        (transformers.DiffLlamaConfig, {"head_dim": 16}, "layer 0 .*attention more than once"),
         (
             transformers.ModernBertDecoderConfig,
             {"local_attention": 64, "pad_token_id": 0},
-            "ModernBertDecoder.* no attention layers .*Linear",
+            "ModernBertDecoder.* calls its decoder.*Linear",
         ),
-        (transformers.OPTConfig, {"ffn_dim": 32, "word_embed_proj_dim": 64}, "layer 0 scales its scores by 1.0"),
-        (transformers.DogeConfig, {}, "layer 0 has a mask of its own"),
-        (transformers.JetMoeConfig, {"kv_channels": 16, "num_local_experts": 4}, "layer 0 .* hand the keys"),
         (transformers.BertConfig, {"is_decoder": True, "add_cross_attention": True}, "cross attention"),
     ],
 )
@@ -66,6 +49,33 @@ def test_models(config, fields, named, db):
     with pytest.raises(Unsupported, match=named), attach(model, db):
         pass
     assert model.config._attn_implementation != "kvdb"
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "why"),
+    [
+        (transformers.DiffLlamaConfig, {"head_dim": 16}, "layer 0 .*attention more than once"),
+        (transformers.OPTConfig, {"ffn_dim": 32, "word_embed_proj_dim": 64}, "layer 0 scales its scores by 1.0"),
+        (transformers.DogeConfig, {}, "layer 0 has a mask of its own"),
+        (transformers.JetMoeConfig, {"kv_channels": 16, "num_local_experts": 4}, "layer 0 .* hand the keys"),
+        (transformers.BloomConfig, {}, "AttentionInterface"),
+    ],
+)
+def test_models_whose_attention_is_not_kvdbs_attend_themselves(config, fields, why, db):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config(**{**SMALL, **fields})).eval()
+    assert re.search(why, str(refused(model)))
+    attends_itself(model, db)
+
+
+def attends_itself(model, db):
+    """What is stored of its cache is handed back to it."""
+    ids, options = prompts(1, 30), {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    with attach(model, db) as engine:
+        assert isinstance(engine, OwnEngine)
+        engine.store(name="document", input_ids=ids[:, :25])
+        assert torch.equal(engine.generate(ids, **options), model.generate(ids, **options))
+        assert engine.last.reused == (25,)
 
 
 def test_encoder_decoders(db):
@@ -218,12 +228,46 @@ def test_layers_whose_keys_never_reach_the_attention_function(db, monkeypatch):
         return forward(self, *given, past_key_values=Copying(), **named)
 
     monkeypatch.setattr(layer, "forward", copying.__get__(layer))
-    with pytest.raises(Unsupported, match="layer 1 does not hand the keys"), attach(model, db):
-        pass
+    assert "layer 1 does not hand the keys" in str(refused(model))
+    attends_itself(model, db)
 
 
 def test_layers_that_scale_differently(db):
     model = build()
     model.model.layers[1].self_attn.scaling = 0.7
-    with pytest.raises(Unsupported, match="layer 1 scales its scores by 0.7"), attach(model, db):
+    assert "layer 1 scales its scores by 0.7" in str(refused(model))
+    attends_itself(model, db)
+
+
+def test_what_a_model_that_attends_itself_cannot_do(db, names):
+    with attach(family("qwen3_next"), db) as engine:
+        ids = prompts(1, 8)
+        for given, named in (
+            ({"retrieval": kvdb.Exact()}, "attends itself, .*leave options out"),
+            ({"prompt_lookup_num_tokens": 3}, "attends itself, and drafts"),
+            ({"past_key_values": DynamicCache()}, "past_key_values= is a DynamicCache"),
+        ):
+            with pytest.raises(Unsupported, match=named):
+                engine.generate(ids, max_new_tokens=2, keep="kept", **given)
+        with pytest.raises(Unsupported, match="states.*chunks cannot be moved"):
+            engine.generate(parts=[ids[0]], max_new_tokens=2)
+        with pytest.raises(Unsupported, match="states.*chunks cannot be moved"):
+            engine.store_chunk(name="x", input_ids=ids)
+    with pytest.raises(InvalidArgument, match="not attached"):
+        engine.generate(ids, max_new_tokens=2)
+    assert names() == []
+
+
+def test_a_layer_that_keeps_more_than_its_cache_shows(db, monkeypatch):
+    """A model that remembers tokens elsewhere is refused, because it would go on otherwise from what is handed back."""
+    model = family("qwen3_next")
+    embed = model.model.embed_tokens
+    seen = []
+
+    def remembering(ids):
+        seen.append(int(ids.sum()))
+        return torch.nn.functional.embedding(ids, embed.weight) * (1 + len(seen))
+
+    monkeypatch.setattr(embed, "forward", remembering)
+    with pytest.raises(Unsupported, match="answers otherwise from a cache that was stored and handed back"), attach(model, db):
         pass
