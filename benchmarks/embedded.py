@@ -74,7 +74,7 @@ def cold(kind: str) -> None:
     arrays = [as_kind(array, kind) for array in (random(32, 1), k[:, :1], v[:, :1])]
     other = huge_pages(128 << 20)
     other[:] = 1
-    layout = BlockLayout.of(spec, 64)
+    layout = BlockLayout.of(spec.shape(0), 64)
     table = np.arange(other.ctypes.data, other.ctypes.data + len(other), layout.nbytes, dtype=np.uint64)
     beyond: dict[str, list[float]] = {"warm": [], "cold": []}
     with kvdb.connect(config=NO_BUILDS) as db:

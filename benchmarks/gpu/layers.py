@@ -120,7 +120,7 @@ def opened(card: Card, layers: int, tokens: int, seed: int) -> Iterator[Model]:
     """A session over so many tokens of a model, all of which lie on the card too."""
     sizes = card.sizes
     spec = kvdb.ModelSpec("benchmark", layers, sizes.q_heads, sizes.kv_heads, sizes.head_dim)
-    slot = SlotLayout.of(BlockLayout.of(spec, sizes.block_size)).nbytes
+    slot = SlotLayout.of(BlockLayout.of(spec.shape(0), sizes.block_size)).nbytes
     room = layers * -(-(tokens + MORE_TOKENS) // sizes.block_size) * slot
     device = "interpreter" if card.interpreted else "cuda"
     storage = StorageConfig(block_size=sizes.block_size, gpu_bytes_max=2 * room, gpu_device=device)

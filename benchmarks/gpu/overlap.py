@@ -64,7 +64,7 @@ def opened(card: Card, k: torch.Tensor, v: torch.Tensor, on_card: int) -> Iterat
     has taken what it can."""
     sizes = card.sizes
     spec = kvdb.ModelSpec("benchmark", 1, sizes.q_heads, sizes.kv_heads, sizes.head_dim)
-    slot = SlotLayout.of(BlockLayout.of(spec, sizes.block_size)).nbytes
+    slot = SlotLayout.of(BlockLayout.of(spec.shape(0), sizes.block_size)).nbytes
     storage = StorageConfig(
         block_size=sizes.block_size,
         gpu_bytes_max=on_card // sizes.block_size * slot,
