@@ -86,6 +86,7 @@ PAGES = {
     "README.md": dict,
     "docs/answers.md": stored_context,
     "docs/engines.md": engine,
+    "docs/internals/layers.md": dict,
     "docs/rag.md": documents,
     "docs/sglang.md": stored_context,
     "docs/stores.md": dict,
