@@ -24,7 +24,7 @@ from kvdb import _native
 Q_HEADS, KEY_DIM, VALUE_DIM, BLOCK_SIZE = 128, 576, 512, 64
 INDEX_HEADS, INDEX_DIM, TOP = 64, 128, 2048
 SCALE = 192**-0.5
-"""Of the heads before their products with the latents' matrices: 128 numbers, and 64 that tell positions."""
+"""A head has 128 numbers, and 64 that tell positions, before its product with the latents' matrices."""
 
 
 class Latents:
