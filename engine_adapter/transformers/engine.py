@@ -16,7 +16,7 @@ from engine_adapter.transformers.attention import Attached
 from engine_adapter.transformers.cache import Row, SessionCache
 from engine_adapter.transformers.decode_stats import counters_of, decode_stats
 from engine_adapter.transformers.exchange import checked_cache, exported, same_as_held, whole
-from engine_adapter.transformers.held_cache import HeldCache, held_in
+from engine_adapter.transformers.held_cache import HeldCache, cache_in
 from engine_adapter.transformers.keep import Names, check_free, keep_answers, names_of
 from engine_adapter.transformers.options import answer_tokens, beams_of, check_mode, drafts, settings_of
 from engine_adapter.transformers.prefill import only_new_columns, prefill
@@ -87,7 +87,7 @@ class TransformersEngine:
         started = perf_counter()
         self._check_ready()
         query = query_options(options, **keywords_in(generation))
-        held, settings = held_in(generation), settings_of(self._model, generation)
+        held, settings = cache_in(generation, HeldCache), settings_of(self._model, generation)
         given = one_of(generation.pop("inputs", None) if input_ids is None else input_ids, parts, recompute)
         prompts = None if parts is not None else self._checked(prompts_of(given, attention_mask, settings))
         drafted = drafts(settings, generation.get("assistant_model"))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,6 +12,7 @@ from engine_adapter.transformers.prompts import PromptRow
 from kvdb.errors import InvalidArgument, Unsupported
 from query_optimizer.query_options import NO_OPTIONS
 
+Cache = TypeVar("Cache")
 Fill = Callable[[kvdb.Session, torch.Tensor, int], None]
 """Called as (session, tokens, start): computes tokens [start, n) into the session."""
 
@@ -116,10 +117,10 @@ def shared_tokens(one: torch.Tensor, other: torch.Tensor) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-def held_in(generation: dict[str, Any]) -> HeldCache | None:
-    """The HeldCache among the arguments of `generate`, which is taken out of them. Raises Unsupported for another cache."""
+def cache_in(generation: dict[str, Any], kind: type[Cache]) -> Cache | None:
+    """The cache of this kind among the arguments of `generate`, which is taken out of them. Raises Unsupported for another."""
     cache = generation.pop("past_key_values", None)
-    if cache is not None and not isinstance(cache, HeldCache):
+    if cache is not None and not isinstance(cache, kind):
         raise Unsupported(
             f"past_key_values= is a {type(cache).__name__}; expected what engine.open_cache returns, or store the tokens of this "
             "one with engine.import_cache, and leave it out"

@@ -12,11 +12,12 @@ from transformers import DynamicCache
 import kvdb
 from engine_adapter.base import Inspect, Progress, Report
 from engine_adapter.transformers.engine import TransformersEngine
+from engine_adapter.transformers.held_cache import cache_in
 from engine_adapter.transformers.keep import Names, answer_length, check_free, names_of
 from engine_adapter.transformers.options import beams_of, check_mode, drafts, settings_of
 from engine_adapter.transformers.own.exchange import checked_import, exported
 from engine_adapter.transformers.own.fill import PieceSizes, fill
-from engine_adapter.transformers.own.held import OwnCache, own_cache_in
+from engine_adapter.transformers.own.held import OwnCache
 from engine_adapter.transformers.own.kept_model import KeptModel, columns_of
 from engine_adapter.transformers.own.recording import Recording, recording
 from engine_adapter.transformers.own.stored import put
@@ -71,7 +72,7 @@ class OwnEngine(TransformersEngine):
         started = perf_counter()
         self._check_ready()
         self._check_plain(query_options(options, **keywords_in(generation)), parts, recompute)
-        held, settings = own_cache_in(generation), settings_of(self._model, generation)
+        held, settings = cache_in(generation, OwnCache), settings_of(self._model, generation)
         given = generation.pop("inputs", None) if input_ids is None else input_ids
         prompts = prompts_of(given, attention_mask, settings)
         for prompt in prompts.rows:

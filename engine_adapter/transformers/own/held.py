@@ -6,7 +6,7 @@ import torch
 
 from engine_adapter.transformers.own.kept_model import KeptModel
 from engine_adapter.transformers.prompts import PromptBatch
-from kvdb.errors import InvalidArgument, Unsupported
+from kvdb.errors import InvalidArgument
 
 
 class OwnCache:
@@ -81,14 +81,3 @@ class OwnCache:
     def _real(self) -> torch.Tensor:
         assert self._mask is not None
         return self._mask.bool()
-
-
-def own_cache_in(generation: dict[str, Any]) -> OwnCache | None:
-    """The OwnCache among the arguments of `generate`, which is taken out of them. Raises Unsupported for another cache."""
-    cache = generation.pop("past_key_values", None)
-    if cache is not None and not isinstance(cache, OwnCache):
-        raise Unsupported(
-            f"past_key_values= is a {type(cache).__name__}; expected what engine.open_cache returns, or store the tokens of this "
-            "one with engine.import_cache, and leave it out"
-        )
-    return cache
